@@ -1,0 +1,1 @@
+"""Remnant: what remains of your training data in the model you release?"""

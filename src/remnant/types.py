@@ -1,0 +1,270 @@
+"""The frozen values that pass between rooms.
+
+    Examples -> (training) -> Target -> (attack) -> Candidates -> (scoring) -> Matches -> Finding
+
+Shapes in words: `n` records, `m` candidates, `shape` one input, `c` outputs. Every value checks
+its shapes when it is made, so that what arrives in a room can be trusted there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+
+Weights = Mapping[str, Tensor]
+"""One tensor per parameter, named as in the model's state dict."""
+
+FINDING_SCHEMA = "remnant.finding/1"
+
+
+class Status(StrEnum):
+    """How an attack ended. Anything that is not known is inconclusive, never safe."""
+
+    COMPLETE = "complete"  # every record that the evidence counts was found and certified
+    PARTIAL = "partial"  # some were found and certified, others were not
+    INCONCLUSIVE = "inconclusive"  # the attack ran and proved nothing
+    NOT_APPLICABLE = "not applicable"  # an assumption is unmet; `reason` says which
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Examples:
+    """Records: inputs `n x shape` in the data's own scale, labels, ids that never change.
+
+    Labels are `n` integers (classes) or `n` / `n x c` floats (regression targets).
+    `bounds` is the box of the data's own scale, (0, 1) for images, None for tables.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    ids: tuple[str, ...]
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+    name: str = "data"
+
+    def __post_init__(self) -> None:
+        n = len(self.inputs)
+        if self.inputs.ndim < 2 or not self.inputs.is_floating_point():
+            got = f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
+            raise InputError(expected(f"{self.name}: inputs", "floats, n x shape", got))
+        if len(self.labels) != n:
+            raise InputError(expected(f"{self.name}: labels", f"{n}, one a record", len(self.labels)))
+        if len(self.ids) != n or len(set(self.ids)) != n:
+            got = f"{len(self.ids)}, of which {len(set(self.ids))} differ"
+            raise InputError(expected(f"{self.name}: record ids", f"{n} different ones", got))
+        if not bool(torch.isfinite(self.inputs).all()):
+            raise InputError(
+                expected(f"{self.name}: inputs", "finite numbers", "NaN or infinity", "clean the data")
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, or 0 where labels are real numbers."""
+        if self.labels.is_floating_point() or len(self) == 0:
+            return 0
+        return int(self.labels.max()) + 1
+
+    def take(self, index: Tensor | Sequence[int]) -> Examples:
+        """The records at `index`, in that order."""
+        rows = torch.as_tensor(index, dtype=torch.long)
+        return Examples(
+            inputs=self.inputs[rows],
+            labels=self.labels[rows],
+            ids=tuple(self.ids[i] for i in rows.tolist()),
+            bounds=self.bounds,
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scaling:
+    """How data becomes a model's input: (data - mean) / std. Both broadcast over `shape`."""
+
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    std: Tensor = field(default_factory=lambda: torch.ones(()))
+
+    def __post_init__(self) -> None:
+        if not bool((self.std > 0).all()):
+            raise InputError(expected("scaling: std", "positive numbers", f"min {float(self.std.min())}"))
+
+    def to_model(self, data: Tensor) -> Tensor:
+        return (data - self.mean.to(data)) / self.std.to(data)
+
+    def to_data(self, inputs: Tensor) -> Tensor:
+        return inputs * self.std.to(inputs) + self.mean.to(inputs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Knowledge:
+    """What the adversary holds besides the released weights. None = unknown."""
+
+    initial: Weights | None = None  # weights before training (another checkpoint, a known seed)
+    gradient: Weights | None = None  # one gradient at the model's weights
+    records: int | None = None  # how many records were trained on
+    labels: Tensor | None = None  # their labels
+    public: Tensor | None = None  # p x shape, other data of the same kind, in the data's own scale
+    known: Examples | None = None  # records known to be in the training set
+    loss: str | None = None  # the training loss, by name
+    recipe: object | None = None  # the training recipe
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """All that an attack may see: the released model and what the adversary knows."""
+
+    model: nn.Module
+    input_shape: tuple[int, ...]
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+    scaling: Scaling = field(default_factory=Scaling)
+    knowledge: Knowledge = field(default_factory=Knowledge)
+
+    def __post_init__(self) -> None:
+        if not self.input_shape or min(self.input_shape) < 1:
+            raise InputError(expected("target: input shape", "positive sizes", self.input_shape))
+        wanted = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        for kind in ("initial", "gradient"):
+            held: Weights | None = getattr(self.knowledge, kind)
+            if held is None:
+                continue
+            for name, shape in wanted.items():
+                got = tuple(held[name].shape) if name in held else "nothing"
+                if got != shape:
+                    raise InputError(expected(f"target: {kind} weights, {name}", shape, got))
+        public = self.knowledge.public
+        if public is not None and tuple(public.shape[1:]) != self.input_shape:
+            got = tuple(public.shape[1:])
+            raise InputError(expected("target: public inputs", f"p x {self.input_shape}", f"p x {got}"))
+
+    @property
+    def weights(self) -> Weights:
+        """The released weights, by parameter name."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """A vector in parameter space that is a weighted sum of parameter gradients at unknown inputs.
+
+    `start` and `end` are the weights between which those gradients were taken (equal for a
+    single gradient). float64 throughout: a difference of weights loses digits that it needs.
+    """
+
+    vector: Weights
+    start: Weights
+    end: Weights
+
+    def __post_init__(self) -> None:
+        for name, value in self.vector.items():
+            for other in (self.start, self.end):
+                if tuple(other[name].shape) != tuple(value.shape):
+                    got = tuple(other[name].shape)
+                    raise InputError(expected(f"evidence: {name}", tuple(value.shape), got))
+            if value.dtype != torch.float64:
+                raise InputError(expected(f"evidence: {name}", "float64", value.dtype))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidates:
+    """What an attack returns: `m` inputs in the data's own scale, best first.
+
+    `confidence` (m, 0..1) is computed without truth. `figures` are single numbers about the run
+    (JSON values), `trace` are series worth drawing. Nothing in here depends on the clock, so the
+    same seed gives the same bytes.
+    """
+
+    inputs: Tensor
+    confidence: Tensor
+    status: Status
+    reason: str
+    labels: Tensor | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        m = len(self.inputs)
+        if self.inputs.ndim < 2:
+            raise InputError(expected("candidates: inputs", "m x shape", tuple(self.inputs.shape)))
+        if tuple(self.confidence.shape) != (m,):
+            raise InputError(expected("candidates: confidence", (m,), tuple(self.confidence.shape)))
+        if self.labels is not None and len(self.labels) != m:
+            raise InputError(expected("candidates: labels", f"{m}, one a candidate", len(self.labels)))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Matches:
+    """Which candidate stands for which record: `candidate` (n, -1 = none) and `distance` (n)."""
+
+    protocol: str
+    measure: str
+    candidate: Tensor
+    distance: Tensor
+
+    def __post_init__(self) -> None:
+        if self.candidate.shape != self.distance.shape or self.candidate.ndim != 1:
+            got = f"{tuple(self.candidate.shape)} and {tuple(self.distance.shape)}"
+            raise InputError(expected("matches: candidate and distance", "n and n", got))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found, as plain JSON values. Only this, and the pictures, reach a report."""
+
+    attack: str
+    status: str
+    reason: str
+    records: int  # trained on
+    counted: int | None  # what the attack itself says the number of records is
+    recovered: int  # above the threshold
+    threshold: float  # centred correlation
+    per_record: Sequence[Mapping[str, Any]]  # id, label, scores, confidence; most exposed first
+    nulls: Mapping[str, Mapping[str, Any]]  # the same scores for sets that cannot leak
+    summary: Mapping[str, Any]
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    schema: str = FINDING_SCHEMA
+
+    def to_json(self) -> str:
+        """Two-space JSON without NaN or infinity (they become null)."""
+        return json.dumps(_finite(asdict(self)), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Finding:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"finding: expected JSON, got a fault at line {error.lineno}") from None
+        if not isinstance(values, dict) or values.get("schema") != FINDING_SCHEMA:
+            got = values.get("schema") if isinstance(values, dict) else type(values).__name__
+            raise InputError(expected("finding: schema", FINDING_SCHEMA, got))
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise InputError(f"finding: fields do not fit {FINDING_SCHEMA}: {error}") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
