@@ -162,11 +162,13 @@ class Evidence:
 
     `start` and `end` are the weights between which those gradients were taken (equal for a
     single gradient). float64 throughout: a difference of weights loses digits that it needs.
+    `precision` is the relative rounding of the numbers as they were stored.
     """
 
     vector: Weights
     start: Weights
     end: Weights
+    precision: float
 
     def __post_init__(self) -> None:
         for name, value in self.vector.items():

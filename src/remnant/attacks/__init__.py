@@ -1,0 +1,23 @@
+"""Attacks: a choice of evidence, solver and defaults. One file each, one line in the table."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from remnant.attacks.ntk import NTK
+from remnant.types import Candidates, Target
+
+__all__ = ["ATTACKS", "NTK", "Attack"]
+
+
+class Attack(Protocol):
+    """A frozen dataclass of hyperparameters. It sees the target and a generator, nothing else."""
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates: ...
+
+
+ATTACKS: dict[str, type[Attack]] = {
+    "ntk": NTK,  # final and initial weights (000)
+}

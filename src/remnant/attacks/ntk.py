@@ -1,0 +1,150 @@
+"""`ntk`: the adversary holds final and initial weights (000: fine-tuning, federated rounds)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remnant.evidence import weight_difference
+from remnant.progress import task
+from remnant.solvers.exact import Recovery, Search, pose, recover
+from remnant.solvers.labels import read_labels
+from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.spans import Spectrum, count_records, span_of
+from remnant.types import Candidates, Evidence, Status, Target
+
+BOX_ROOM = 0.05  # a record with a share of another mixed in leaves the box by that share
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTK:
+    """Exact recovery through the first two dense layers of a ReLU network with biases.
+
+    The number of records comes from the singular values of the first layer's change, their pixels
+    from the search in `remnant.solvers.exact`; no public data is used. Where an assumption is not
+    met the status says which, and nothing is returned.
+    """
+
+    starts: int = 32
+    iterations: int = 300
+    patience: int = 25
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        pair = applicable(target)
+        if isinstance(pair, str):
+            return nothing(target, Status.NOT_APPLICABLE, pair)
+        evidence = weight_difference(target)
+        change = pair.first.affine(evidence.vector)
+        if not bool(change.any()):
+            reason = "initial and final weights are the same: no training lies between them"
+            return nothing(target, Status.INCONCLUSIVE, reason)
+        with task("counting records"):
+            spectrum = count_records(change, pair.first.affine(evidence.end), evidence.precision)
+        count = spectrum.count if spectrum.clear else target.knowledge.records
+        if count is None:
+            return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
+        recovery = self.solve(evidence, pair, count, generator)
+        return conclude(target, evidence, spectrum, recovery, count)
+
+    def solve(
+        self, evidence: Evidence, pair: Pair, count: int, generator: torch.Generator
+    ) -> Recovery:
+        with task("decomposing layers"):
+            problem = pose(
+                span_of(pair.first.affine(evidence.vector), count),
+                pair.first.affine(evidence.start),
+                pair.first.affine(evidence.end),
+                evidence.vector[pair.next.weight],
+            )
+        search = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
+        return recover(problem, search, generator=generator)
+
+
+def applicable(target: Target) -> Pair | str:
+    """The layers to work on, or the assumption that is not met."""
+    if target.knowledge.initial is None:
+        return "the initial weights are unknown; give --initial"
+    pair = first_pair(target.model)
+    if isinstance(pair, str):
+        return pair
+    if not isinstance(pair.activation, nn.ReLU):
+        return f"the first activation must be ReLU, it is {type(pair.activation).__name__}"
+    if pair.first.bias is None:
+        return "the first layer has no bias, so the scale of a record is not determined"
+    return pair
+
+
+def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
+    """No candidates, and why."""
+    return Candidates(
+        inputs=torch.zeros(0, *target.input_shape),
+        confidence=torch.zeros(0),
+        status=status,
+        reason=reason,
+        **more,
+    )
+
+
+def no_gap(spectrum: Spectrum) -> str:
+    return (
+        f"no gap among the singular values of the first layer's change (largest fall {spectrum.gap:.1f}x "
+        f"at {spectrum.count}), so the number of records cannot be read off: as after Adam, coarse "
+        "rounding, or more records than the layer is wide"
+    )
+
+
+def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
+    """What the spectrum says, for the finding and for its figure."""
+    return {
+        "figures": {"counted": count, "gap": spectrum.gap, "gap_clear": spectrum.clear},
+        "trace": {"singular_values": spectrum.values.tolist()},
+    }
+
+
+def conclude(
+    target: Target, evidence: Evidence, spectrum: Spectrum, recovery: Recovery, count: int
+) -> Candidates:
+    """Candidates in the data's own scale, certified ones first, and how far to trust them."""
+    proof = recovery.certificate
+    model_inputs = recovery.inputs.reshape(-1, *target.input_shape)
+    data = target.scaling.to_data(model_inputs)
+    passed = proof.passed & in_box(data, target.bounds)
+    certified = int(passed.sum())
+    confidence = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active) * (0.5 + 0.5 * passed)
+    order = confidence.argsort(descending=True, stable=True)
+    labels = read_labels(target.model, evidence, model_inputs) if len(data) else None
+    basics = seen(spectrum, count)
+    return Candidates(
+        inputs=data[order].float(),
+        confidence=confidence[order].float(),
+        labels=None if labels is None else labels[order],
+        status=status_of(certified, count),
+        reason=f"{certified} of {count} records found and certified without the truth",
+        figures=basics["figures"]
+        | {
+            "found": len(data),
+            "certified": certified,
+            "rounds": recovery.rounds,
+            "passed": passed[order].tolist(),
+        },
+        trace=basics["trace"] | {"found": recovery.found},
+    )
+
+
+def status_of(certified: int, count: int) -> Status:
+    if certified == count:
+        return Status.COMPLETE
+    return Status.PARTIAL if certified else Status.INCONCLUSIVE
+
+
+def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """k, bool: no entry leaves the data's box by more than BOX_ROOM of its size."""
+    if bounds is None or not len(data):
+        return torch.ones(len(data), dtype=torch.bool)
+    low, high = bounds
+    room = BOX_ROOM * (high - low)
+    flat = data.flatten(1)
+    return (flat.min(1).values >= low - room) & (flat.max(1).values <= high + room)

@@ -1,0 +1,79 @@
+"""Folders of pictures: `folder/class/*.png`, or a flat folder, which is one class.
+
+Classes are numbered by sorted name, records are named by their path below the folder. Pictures
+are 8-bit and of one size; they are greyscale if all are, else RGB (transparency is dropped).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from remnant.data.reading import check_size, make_examples, reading, unit
+from remnant.errors import DataError, expected
+from remnant.progress import task
+from remnant.types import Examples
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP")  # the only decoders that a file may reach
+GREY = {"1", "L", "LA"}
+COLOUR = {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
+
+
+def read_folder(folder: Path, name: str, limit: int) -> Examples:
+    """The pictures of a folder, one class a subfolder."""
+    with reading(folder):
+        files, labels = _files(folder)
+    (width, height), mode = _common(files)
+    shape = (len(files), 1 if mode == "L" else 3, height, width)
+    check_size(folder, shape, limit)
+    pixels = np.empty(shape, dtype=np.uint8)
+    with task("reading pictures", total=len(files)) as step:
+        for row, path in zip(pixels, files, strict=True):
+            with reading(path), Image.open(path, formats=FORMATS) as image:
+                values = np.asarray(image.convert(mode))
+            row[:] = values.reshape(height, width, -1).transpose(2, 0, 1)
+            step()
+    ids = [path.relative_to(folder).as_posix() for path in files]
+    return make_examples(unit(pixels), np.array(labels), name=name, bounds=(0.0, 1.0), ids=ids)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    files = (p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and p.is_file())
+    return sorted(p for p in files if not p.name.startswith("."))
+
+
+def _files(folder: Path) -> tuple[list[Path], list[int]]:
+    flat = _pictures(folder)
+    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    classes = [pictures for pictures in map(_pictures, below) if pictures]
+    if flat and classes:
+        got = f"{flat[0].name} beside the folder {classes[0][0].parent.name}"
+        raise DataError(expected(str(folder), "pictures or one folder a class", got))
+    if not flat and not classes:
+        wanted = f"pictures ({', '.join(sorted(ENDINGS))}), idx files or CIFAR batches"
+        do = "give the folder whose subfolders are the classes"
+        raise DataError(expected(f"{folder}: records", f"at least 1: {wanted}", "none", do))
+    classes = classes or [flat]
+    labels = [label for label, pictures in enumerate(classes) for _ in pictures]
+    return [path for pictures in classes for path in pictures], labels
+
+
+def _common(files: list[Path]) -> tuple[tuple[int, int], str]:
+    """The size (width, height) that all share, and the mode that holds them all: L or RGB."""
+    headers = [_header(path) for path in files]
+    for path, (size, mode) in zip(files, headers, strict=True):
+        if size != headers[0][0]:
+            want = f"{headers[0][0][0]} x {headers[0][0][1]} pixels as in {files[0].name}"
+            do = "bring all pictures to one size"
+            raise DataError(expected(str(path), want, f"{size[0]} x {size[1]}", do))
+        if mode not in GREY | COLOUR:
+            raise DataError(expected(str(path), "an 8-bit picture", f"mode {mode}"))
+    return headers[0][0], "L" if {mode for _, mode in headers} <= GREY else "RGB"
+
+
+def _header(path: Path) -> tuple[tuple[int, int], str]:
+    with reading(path), Image.open(path, formats=FORMATS) as image:
+        return image.size, image.mode

@@ -1,0 +1,114 @@
+"""What every reader shares: limits, one-line faults, and arrays made into Examples."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from remnant.errors import DataError, RemnantError, expected
+from remnant.types import Examples
+
+LIMIT = 4 * 1024**3
+"""The most bytes that one dataset may fill once it is in memory as float32."""
+
+Array = NDArray[Any]
+Bounds = tuple[float, float] | None
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn any fault of the bytes at `path` into one line.
+
+    The standard readers raise nearly every kind of error on broken or hostile bytes, hence the wide
+    net; the fault itself stays attached as the cause.
+    """
+    try:
+        yield
+    except RemnantError:
+        raise
+    except Exception as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        said = " ".join(what.split())[:160] or type(error).__name__
+        do = "is it cut short or of another kind?"
+        raise DataError(expected(str(path), "a whole file", f"a fault ({said})", do)) from error
+
+
+def check_size(what: object, shape: Sequence[int], limit: int, itemsize: int = 1) -> None:
+    """Refuse a declared array before a byte of it is read: small files can declare huge ones."""
+    size = max(itemsize, 4)  # inputs become float32
+    for length in shape:
+        if length < 0:
+            raise DataError(expected(f"{what}: shape", "sizes of at least 0", tuple(shape)))
+        size *= length
+    if size > limit:
+        got = f"{size / 1024**3:.3g} GB declared for {tuple(shape)}"
+        do = "take fewer records, or raise limit"
+        raise DataError(expected(str(what), f"at most {limit / 1024**3:.3g} GB", got, do))
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The file's bytes, unpacked where its first two bytes say gzip."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb")
+
+
+def make_examples(
+    inputs: Array, labels: Array, *, name: str, bounds: Bounds, ids: Sequence[str] | None = None
+) -> Examples:
+    """Examples of float32 inputs; ids count the position in the source where none are given.
+
+    Integer labels are classes 0, 1, ...; float labels are regression targets.
+    """
+    n = len(inputs)
+    if n < 1 or inputs[0].size < 1:
+        raise DataError(expected(f"{name}: records", "at least 1", f"shape {inputs.shape}"))
+    if len(labels) != n:
+        raise DataError(expected(f"{name}: labels", f"{n}, one a record", len(labels)))
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+        values = np.ascontiguousarray(inputs, dtype=np.float32)
+    if not np.isfinite(values).all():
+        got = "NaN or infinity"
+        raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
+    names = tuple(ids) if ids is not None else tuple(f"{name}-{i:05d}" for i in range(n))
+    if len(names) != n or len(set(names)) != n:
+        got = f"{len(names)}, of which {len(set(names))} differ"
+        raise DataError(expected(f"{name}: record ids", f"{n} different ones", got))
+    return Examples(
+        inputs=torch.from_numpy(values),
+        labels=torch.from_numpy(_labels(labels, name)),
+        ids=names,
+        bounds=bounds,
+        name=name,
+    )
+
+
+def _labels(labels: Array, name: str) -> Array:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # a column, as some archives store classes
+    if labels.dtype.kind == "f" and labels.ndim in (1, 2):
+        with np.errstate(over="ignore"):
+            targets = labels.astype(np.float32)
+        if not np.isfinite(targets).all():
+            raise DataError(expected(f"{name}: labels", "finite float32", "NaN or infinity"))
+        return targets
+    if labels.dtype.kind not in "iub" or labels.ndim != 1:
+        got = f"{labels.dtype} of shape {labels.shape}"
+        raise DataError(expected(f"{name}: labels", "n integers, or n or n x c floats", got))
+    classes = labels.astype(np.int64)
+    if classes.min() < 0:
+        do = "number the classes from 0, or store real targets as floats"
+        raise DataError(expected(f"{name}: labels", "classes 0, 1, ...", int(classes.min()), do))
+    return classes
+
+
+def unit(pixels: Array) -> Array:
+    """Bytes 0..255 as float32 0..1."""
+    return np.divide(pixels, 255, dtype=np.float32)

@@ -1,0 +1,104 @@
+"""From what a user types to records: a bundled name, a path, or a name in the data directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from remnant.data.bundled import BUNDLED
+from remnant.data.cifar import cifar_file, cifar_folder, read_cifar_archive, read_cifar_files
+from remnant.data.folder import read_folder
+from remnant.data.idx import idx_images, read_idx
+from remnant.data.npz import read_npz
+from remnant.data.reading import LIMIT
+from remnant.errors import DataError, expected
+from remnant.types import Examples
+
+ENV = "REMNANT_DATA"
+TARS = (".tar.gz", ".tgz", ".tar")
+
+# Short names for what the sets are called as their authors publish them.
+PUBLISHED = {
+    "mnist-full": ("MNIST/raw",),
+    "cifar10": (
+        "cifar-10-batches-bin",
+        "cifar-10-binary.tar.gz",
+        "cifar-10-batches-py",
+        "cifar-10-python.tar.gz",
+    ),
+    "cifar100": (
+        "cifar-100-binary",
+        "cifar-100-binary.tar.gz",
+        "cifar-100-python",
+        "cifar-100-python.tar.gz",
+    ),
+}
+
+
+def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int = LIMIT) -> Examples:
+    """Records from `source`: a bundled name, a file or folder, or either below the data directory.
+
+    The data directory is `data_dir`, else the environment's REMNANT_DATA. Below it, endings may be
+    left off (`cifar10` finds `cifar10.npz` or the archive as published). A bundled name goes first;
+    `./mnist` or a Path is always a path. Files: npz, idx, CIFAR archives, folders of pictures.
+    `limit` is the most bytes that the inputs may fill as float32.
+    """
+    if isinstance(source, str) and source in BUNDLED:
+        return BUNDLED[source]()
+    places = list(dict.fromkeys(_places(source, data_dir)))
+    found = next((path for path in places if _exists(path)), None)
+    if found is None:
+        wanted = f"a bundled name ({', '.join(BUNDLED)}), a file or a folder"
+        looked = ", ".join(map(str, places)) or "nowhere"
+        where = "" if data_dir or os.environ.get(ENV) else f"; set {ENV} to the data directory"
+        raise DataError(expected("data", wanted, repr(str(source)), f"looked at {looked}{where}"))
+    return _read(found, limit)
+
+
+def _places(source: str | Path, data_dir: str | Path | None) -> Iterator[Path]:
+    if not str(source):
+        return
+    path = Path(os.path.expanduser(source))
+    yield path
+    root = data_dir or os.environ.get(ENV)
+    if root and not path.is_absolute():
+        below = Path(os.path.expanduser(root))
+        names = (str(path), f"{path}.npz", *(f"{path}{end}" for end in TARS))
+        yield from (below / name for name in (*names, *PUBLISHED.get(str(source), ())))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file system holds
+        return False
+
+
+def _read(path: Path, limit: int) -> Examples:
+    name = path.resolve().name
+    if path.is_dir():
+        return _read_folder(path, name, limit)
+    lower = path.name.lower()
+    if lower.endswith(".npz"):
+        return read_npz(path, path.stem, limit)
+    tar = next((end for end in TARS if lower.endswith(end)), None)
+    if tar is not None:
+        return read_cifar_archive(path, path.name[: -len(tar)], limit)
+    if "idx3" in lower or "idx1" in lower:
+        return read_idx(path, path.name.removesuffix(".gz"), limit)
+    batch = cifar_file(path)
+    if batch is not None:
+        return read_cifar_files(*batch, name, limit)
+    kinds = "npz, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz) or a folder of pictures"
+    raise DataError(expected(str(path), kinds, path.suffix or "no ending"))
+
+
+def _read_folder(path: Path, name: str, limit: int) -> Examples:
+    images = idx_images(path)
+    if images is not None:
+        return read_idx(images, name, limit)
+    batches = cifar_folder(path)
+    if batches is not None:
+        return read_cifar_files(*batches, name, limit)
+    return read_folder(path, name, limit)

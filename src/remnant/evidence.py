@@ -1,0 +1,34 @@
+"""What the adversary holds, turned into evidence: a sum of parameter gradients at unknown inputs."""
+
+from __future__ import annotations
+
+import torch
+
+from remnant.errors import InputError
+from remnant.types import Evidence, Target, Weights
+
+# From the coarsest: the first format that holds every number exactly is how it was stored.
+_FORMATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def stored_precision(weights: Weights) -> float:
+    """The relative rounding of numbers as stored, even where they have been widened since."""
+    for dtype in _FORMATS:
+        if all(torch.equal(w.to(dtype).to(w.dtype), w) for w in weights.values()):
+            return float(torch.finfo(dtype).eps)
+    return float(torch.finfo(torch.float64).eps)
+
+
+def weight_difference(target: Target) -> Evidence:
+    """Final minus initial weights: every gradient step of the training, added up (000, Eq. 4)."""
+    initial = target.knowledge.initial
+    if initial is None:
+        raise InputError("weight difference: expected initial weights, got none; give --initial")
+    end = {name: w.double() for name, w in target.weights.items()}
+    start = {name: initial[name].detach().double() for name in end}
+    return Evidence(
+        vector={name: end[name] - start[name] for name in end},
+        start=start,
+        end=end,
+        precision=max(stored_precision(target.weights), stored_precision(initial)),
+    )

@@ -1,0 +1,29 @@
+"""Reference networks from strings, linearised models, safe reading of a user's weights."""
+
+from remnant.models.activations import ACTIVATIONS, Cubic, Floor, activation
+from remnant.models.align import align, infer_model, load_weights
+from remnant.models.build import build, count_parameters
+from remnant.models.linearised import Linearised, linearise
+from remnant.models.spec import Conv, Dense, ModelSpec, Pool, parse_model
+from remnant.models.weights import read_weights, save_weights
+
+__all__ = [
+    "ACTIVATIONS",
+    "Conv",
+    "Cubic",
+    "Dense",
+    "Floor",
+    "Linearised",
+    "ModelSpec",
+    "Pool",
+    "activation",
+    "align",
+    "build",
+    "count_parameters",
+    "infer_model",
+    "linearise",
+    "load_weights",
+    "parse_model",
+    "read_weights",
+    "save_weights",
+]

@@ -1,0 +1,156 @@
+"""Fit weights from elsewhere to a model: by name, or by the order of their shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import WeightsError, expected
+from remnant.types import Weights
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def load_weights(model: nn.Module, weights: Weights, *, what: str = "weights") -> None:
+    """Copy `weights` into the model's parameters and buffers; nothing changes on an error."""
+    aligned = align(model, weights, what=what)
+    state = model.state_dict()
+    for name, value in model.named_buffers():
+        if name in state and name not in aligned and value.is_floating_point():
+            do = "save the whole state dict, buffers too"
+            raise WeightsError(expected(f"{what}: {name}", tuple(value.shape), "nothing", do))
+    with torch.no_grad():
+        for name, value in aligned.items():
+            state[name].copy_(value)
+
+
+def align(model: nn.Module, weights: Weights, *, what: str = "weights") -> dict[str, Tensor]:
+    """`weights` under the model's own names, in its order: every parameter, and buffers found.
+
+    Names decide where they match, a common beginning aside. Otherwise the order decides, where
+    the shapes in turn are the model's: so a plain nn.Sequential without Flatten or a class with
+    fc1 and fc2 loads into the `mlp:` of its widths. A gradient needs no buffers, so none is
+    demanded here. Values keep their dtype.
+    """
+    wanted: Shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    # Buffers, and second names of tied parameters.
+    others: Shapes = {
+        name: tuple(b.shape) for name, b in model.state_dict().items() if name not in wanted
+    }
+    here, there = _bare([*wanted, *others]), _bare(weights)
+    held = {bare: name for name, bare in there.items()}
+    source = {name: held[bare] for name, bare in here.items() if bare in held}
+    taken = {source[name] for name in others if name in source}
+    floats = [n for n, value in weights.items() if value.is_floating_point() and n not in taken]
+    if all(name in source for name in wanted):
+        _nothing_left(weights, floats, {source[name] for name in wanted}, wanted, what)
+    else:
+        source |= _by_order(weights, floats, wanted, what)
+    for name, shape in (wanted | others).items():
+        if name in source and tuple(weights[source[name]].shape) != shape:
+            got = tuple(weights[source[name]].shape)
+            raise WeightsError(expected(f"{what}: {name}", shape, got, _hint(weights)))
+        if name in wanted and not weights[source[name]].is_floating_point():
+            raise WeightsError(expected(f"{what}: {name}", "floats", weights[source[name]].dtype))
+    return {name: weights[source[name]].detach() for name in [*wanted, *others] if name in source}
+
+
+def infer_model(weights: Weights) -> str | None:
+    """The `mlp:` that a stack of dense weights implies, None where they are something else.
+
+    Weights say nothing of activations: the string names none.
+    """
+    for names in _orders(list(weights)):
+        widths: list[int] = []
+        biased: list[bool] = []
+        for name in names:
+            shape = tuple(weights[name].shape)
+            if len(shape) == 2 and (not widths or shape[1] == widths[-1]):
+                widths.extend(shape[::-1] if not widths else shape[:1])
+                biased.append(False)
+            elif widths and not biased[-1] and shape == (widths[-1],):
+                biased[-1] = True
+            else:
+                break
+        else:
+            if widths and min(widths) > 0 and len(set(biased)) == 1:
+                return f"mlp:{'-'.join(map(str, widths))}{'' if biased[0] else ':nobias'}"
+    return None
+
+
+def _bare(names: Iterable[str]) -> dict[str, str]:
+    """Each name without the leading components that all of them share (`module.`, `net.`)."""
+    bare = {name: name for name in names}
+    while len({name.partition(".")[0] for name in bare.values()}) == 1:
+        if not all("." in name for name in bare.values()):
+            break
+        bare = {name: rest.partition(".")[2] for name, rest in bare.items()}
+    return bare
+
+
+def _by_order(weights: Weights, names: list[str], wanted: Shapes, what: str) -> dict[str, str]:
+    """Which of `names` stands for which parameter, where the shapes in turn are the same."""
+    shapes = list(wanted.values())
+    orders = _orders(names)
+    for order in orders:
+        if [tuple(weights[name].shape) for name in order] == shapes:
+            if names == sorted(names):
+                _refuse_guess(weights, order, wanted, what)
+            return dict(zip(wanted, order, strict=True))
+    raise WeightsError(_first_mismatch(weights, orders[0], wanted, what))
+
+
+def _orders(names: list[str]) -> list[list[str]]:
+    """The orders worth trying: the file's own, then by number with a weight before its bias.
+
+    safetensors keeps no order: names are read as sorted text, 10 before 2, bias before weight.
+    So sorted text is not taken for an order.
+    """
+    natural = sorted(names, key=_natural)
+    return [natural] if names == sorted(names) else [names, natural]
+
+
+def _natural(name: str) -> tuple[list[tuple[int, str]], bool, str]:
+    layer, _, leaf = name.rpartition(".")
+    parts = re.split(r"([0-9]+)", layer)
+    key = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return key, leaf != "weight", leaf
+
+
+def _refuse_guess(weights: Weights, order: list[str], names: Iterable[str], what: str) -> None:
+    """Sorted names order layers of one shape only where numbers tell them apart."""
+    seen: dict[tuple[int, ...], str] = {}
+    for name in order:
+        shape = tuple(weights[name].shape)
+        other = seen.setdefault(shape, name)
+        if len(shape) > 1 and re.sub("[0-9]+", "#", other) != re.sub("[0-9]+", "#", name):
+            wanted = f"names that say which of {other} and {name} comes first"
+            do = f"name them as the model does: {', '.join(names)}"
+            raise WeightsError(expected(what, wanted, f"{shape} twice", do))
+
+
+def _nothing_left(
+    weights: Weights, names: list[str], used: set[str], wanted: Shapes, what: str
+) -> None:
+    for name in names:
+        if name not in used:
+            wanted_here = f"{len(wanted)} tensors, one a parameter"
+            got = f"also {name} {tuple(weights[name].shape)}"
+            raise WeightsError(expected(what, wanted_here, got, _hint(weights)))
+
+
+def _first_mismatch(weights: Weights, order: list[str], wanted: Shapes, what: str) -> str:
+    for (name, shape), theirs in zip(wanted.items(), order, strict=False):
+        if tuple(weights[theirs].shape) != shape:
+            got = f"{tuple(weights[theirs].shape)} ({theirs})"
+            return expected(f"{what}: {name}", shape, got, _hint(weights))
+    got = f"{len(order)}"
+    return expected(what, f"{len(wanted)} tensors, one a parameter", got, _hint(weights))
+
+
+def _hint(weights: Weights) -> str:
+    looks = infer_model(weights)
+    return f"these weights look like {looks}" if looks else "give the model that they belong to"

@@ -1,0 +1,285 @@
+"""The contact sheet: each original over its reconstruction, most exposed first.
+
+`finding_sheet` and `candidates_sheet` say what is on it, `sheet_layout` where everything goes, and
+`draw_sheet` draws that and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from remnant.errors import InputError, expected
+from remnant.types import Candidates, Examples, Finding
+
+LIMIT = 100  # pairs on one sheet
+SMALL, LARGE = 75, 128  # small images grow by a whole factor towards SMALL, large ones shrink
+MARGIN, GAP, BETWEEN, LABELS = 24, 14, 7, 116
+INK, GREY, PALE, EXPOSED = "#1a1a1a", "#6b6b6b", "#d4d4d4", "#d55e00"
+TEXT, HEADING, LINE = 11, 19, 15
+
+Point = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where things go, in pixels: upper left corners of images and captions, one per pair."""
+
+    width: int
+    height: int
+    side: tuple[int, int]  # width and height of a drawn image
+    cell: int  # width of a column, without the gap
+    originals: tuple[Point, ...]  # empty where the truth is not known
+    reconstructions: tuple[Point, ...]
+    captions: tuple[Point, ...]
+    footer: Point
+
+
+def finding_sheet(finding: Finding, truth: Examples, candidates: Tensor) -> dict[str, Any]:
+    """What `draw_sheet` needs to show a finding: records in its order, each with its candidate."""
+    row_of = {name: i for i, name in enumerate(truth.ids)}
+    records = list(finding.per_record)
+    shown = torch.full((len(records), *truth.shape), torch.nan, dtype=torch.float64)
+    for i, record in enumerate(records):
+        if record.get("candidate") is not None:
+            shown[i] = candidates[int(record["candidate"])].detach().cpu().double()
+    mark = f"framed: correlation above {finding.threshold:g}"
+    held_out = finding.nulls.get("held_out", {}).get("recovered")
+    null = "" if held_out is None else f"  ·  held-out data scored alike: {held_out} recovered"
+    return {
+        "originals": truth.inputs[[row_of[record["id"]] for record in records]],
+        "reconstructions": shown,
+        "captions": [record_caption(record) for record in records],
+        "rows": ("record", "correlation", "squared L2"),
+        "marked": [bool(record.get("recovered")) for record in records],
+        "title": f"{finding.recovered} of {finding.records} records recovered",
+        "footer": f"attack: {finding.attack}  ·  {mark}{null}",
+        "bounds": truth.bounds or (0.0, 1.0),
+    }
+
+
+def candidates_sheet(candidates: Candidates, *, attack: str) -> dict[str, Any]:
+    """What `draw_sheet` needs where there is no truth: candidates and their confidence."""
+    return {
+        "originals": None,
+        "reconstructions": candidates.inputs,
+        "captions": [(f"{i + 1}", f"{float(c):.3f}") for i, c in enumerate(candidates.confidence)],
+        "rows": ("candidate", "confidence"),
+        "title": f"{len(candidates)} reconstructions",
+        "footer": f"attack: {attack}  ·  {candidates.status}: {candidates.reason}",
+    }
+
+
+def record_caption(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The id, the correlation and the squared distance of one record, as short lines."""
+    correlation, distance = record.get("correlation"), record.get("squared_l2")
+    return (
+        str(record["id"]),
+        "–" if correlation is None else f"{correlation:.3f}",
+        "–" if distance is None else short_number(distance),
+    )
+
+
+def short_number(value: float) -> str:
+    """Two or three digits in a narrow column: 0.0021, 13.4, 6.7e-10."""
+    if value == 0.0 or 1e-3 <= abs(value) < 1e5:
+        return (
+            f"{value:.2g}"
+            if abs(value) < 1.0
+            else f"{value:.0f}"
+            if abs(value) >= 100
+            else f"{value:.3g}"
+        )
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def drawable(shape: Sequence[int]) -> bool:
+    """Whether one input is an image: h x w or channels x h x w."""
+    return len(shape) in (2, 3) and min(shape) >= 1
+
+
+def sheet_layout(
+    count: int,
+    shape: Sequence[int],
+    *,
+    columns: int = 10,
+    originals: bool = True,
+    lines: int = 3,
+    footer_lines: int = 1,
+) -> Layout:
+    """Places for `count` pairs of images of `shape`, row by row."""
+    side = _drawn_size(shape)
+    cell = max(side[0], 76)
+    rows = 2 if originals else 1
+    band = rows * (side[1] + BETWEEN) + lines * LINE + 24
+    used = max(1, min(columns, count))
+    width = max(2 * MARGIN + LABELS + used * (cell + GAP) - GAP, 640)
+    top = MARGIN + HEADING + 24
+    corners = []
+    for i in range(count):
+        row, column = divmod(i, columns)
+        x = MARGIN + LABELS + column * (cell + GAP) + (cell - side[0]) // 2
+        corners.append((x, top + row * band))
+    bottom = top + -(-count // columns) * band
+    below = side[1] + BETWEEN
+    return Layout(
+        width=width,
+        height=bottom + footer_lines * LINE + MARGIN,
+        side=side,
+        cell=cell,
+        originals=tuple(corners) if originals else (),
+        reconstructions=tuple((x, y + (rows - 1) * below) for x, y in corners),
+        captions=tuple((x + side[0] // 2, y + rows * below + 2) for x, y in corners),
+        footer=(MARGIN, bottom),
+    )
+
+
+def draw_sheet(
+    originals: Tensor | None,
+    reconstructions: Tensor | Sequence[Tensor | None],
+    captions: Sequence[Sequence[str]],
+    *,
+    rows: Sequence[str] = (),
+    marked: Sequence[bool] = (),
+    title: str,
+    footer: str,
+    columns: int = 10,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> bytes:
+    """The sheet as PNG bytes. Images are n x shape; a reconstruction with NaN was not found.
+
+    `captions` are lines of text per pair and `rows` says what each line is. `marked` pairs are
+    framed.
+    """
+    count = min(len(captions), LIMIT)
+    shape = _shape(originals, reconstructions)
+    if len(captions) > LIMIT:
+        footer += f"  ·  the first {LIMIT} of {len(captions)}"
+    lines = max((len(caption) for caption in captions), default=1)
+    plan = sheet_layout(count, shape, columns=columns, originals=originals is not None, lines=lines)
+    page = Image.new("RGB", (plan.width, plan.height), "white")
+    draw = ImageDraw.Draw(page)
+    draw.text((MARGIN, MARGIN - 4), title, INK, _font(HEADING, bold=True))
+    for i in range(count):
+        if originals is not None:
+            page.paste(_picture(originals[i], plan.side, bounds), plan.originals[i])
+        flag = i < len(marked) and bool(marked[i])
+        _draw_reconstruction(page, plan, i, reconstructions[i], bounds, flag)
+        _draw_caption(draw, plan, i, captions[i], flag)
+    _draw_labels(draw, plan, rows)
+    draw.text(plan.footer, _fit(footer, plan.width - 2 * MARGIN, _font(TEXT)), GREY, _font(TEXT))
+    stream = io.BytesIO()
+    page.save(stream, "PNG", optimize=True)
+    return stream.getvalue()
+
+
+def _draw_reconstruction(
+    page: Image.Image,
+    plan: Layout,
+    i: int,
+    image: Tensor | None,
+    bounds: tuple[float, float],
+    flag: bool,
+) -> None:
+    (x, y), (w, h) = plan.reconstructions[i], plan.side
+    draw = ImageDraw.Draw(page)
+    if image is not None and bool(torch.isfinite(image).all()):
+        page.paste(_picture(image, plan.side, bounds), (x, y))
+        if flag:  # outside the pixels: the picture itself stays as it was found
+            draw.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline=EXPOSED, width=2)
+        return
+    page.paste(_hatch(plan.side), (x, y))
+    draw.rectangle((x, y, x + w - 1, y + h - 1), outline=PALE)
+    words = "not found" if _font(TEXT).getlength("not found") < w - 8 else "not\nfound"
+    font, middle = _font(TEXT), (x + w // 2, y + h // 2)
+    draw.text(
+        middle, words, GREY, font, "mm", spacing=1, align="center",
+        stroke_width=3, stroke_fill="white",
+    )  # fmt: skip
+
+
+def _draw_caption(
+    draw: ImageDraw.ImageDraw, plan: Layout, i: int, lines: Sequence[str], flag: bool
+) -> None:
+    x, y = plan.captions[i]
+    for k, line in enumerate(lines):
+        font = _font(TEXT, bold=flag and k == 1)
+        colour = GREY if k == 0 else EXPOSED if flag and k == 1 else INK
+        draw.text((x, y + k * LINE), _fit(line, plan.cell + GAP - 4, font), colour, font, "ma")
+
+
+def _draw_labels(draw: ImageDraw.ImageDraw, plan: Layout, rows: Sequence[str]) -> None:
+    """Say at the left of every band which row is which."""
+    right = MARGIN + LABELS - 12
+    for words, corners in (("original", plan.originals), ("reconstruction", plan.reconstructions)):
+        for y in sorted({y for _, y in corners}):
+            draw.text((right, y + plan.side[1] // 2), words, INK, _font(TEXT, bold=True), "rm")
+    for y in sorted({y for _, y in plan.captions}):
+        for k, words in enumerate(rows):
+            draw.text((right, y + k * LINE), words, GREY, _font(TEXT), "ra")
+
+
+def _shape(
+    originals: Tensor | None, reconstructions: Tensor | Sequence[Tensor | None]
+) -> tuple[int, ...]:
+    images = [originals[0]] if originals is not None and len(originals) else list(reconstructions)
+    shape = next((tuple(image.shape) for image in images if image is not None), (1, 1))
+    if not drawable(shape):
+        raise InputError(expected("sheet", "images, h x w or channels x h x w", shape))
+    return shape
+
+
+def _drawn_size(shape: Sequence[int]) -> tuple[int, int]:
+    h, w = shape[-2:]
+    longest = max(h, w)
+    if longest > LARGE:
+        return max(1, w * LARGE // longest), max(1, h * LARGE // longest)
+    factor = max(1, round(SMALL / longest))
+    return w * factor, h * factor
+
+
+def _picture(image: Tensor, side: tuple[int, int], bounds: tuple[float, float]) -> Image.Image:
+    low, high = bounds
+    values = ((image.detach().cpu().double() - low) / (high - low)).clamp(0.0, 1.0)
+    if values.ndim == 3 and len(values) != 3:
+        values = values.mean(0)  # one channel, or a number of them that has no colours
+    pixels = (values * 255.0).round().to(torch.uint8).numpy()
+    picture = Image.fromarray(pixels if pixels.ndim == 2 else np.moveaxis(pixels, 0, 2))
+    grows = side[0] >= picture.width
+    how = Image.Resampling.NEAREST if grows else Image.Resampling.BOX
+    return picture.convert("RGB").resize(side, how)
+
+
+def _hatch(side: tuple[int, int]) -> Image.Image:
+    box = Image.new("RGB", side, "white")
+    draw = ImageDraw.Draw(box)
+    for start in range(-side[1], side[0], 8):
+        draw.line((start, side[1], start + side[1], 0), fill="#dcdcdc")
+    return box
+
+
+def _fit(text: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+    """The text, or as much of it as fits and an ellipsis."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
+
+
+@cache
+def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans as matplotlib carries it: the same letters on every machine."""
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)

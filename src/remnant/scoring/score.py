@@ -1,0 +1,285 @@
+"""Candidates against the truth, and beside the nulls, as plain numbers.
+
+Records and candidates are matched one-to-one on squared L2; every other figure is then taken on
+the matched pairs. What is missing (no candidate, or not an image) is None.
+
+`score_with_nulls` returns records, recovered, threshold, per_record, nulls and summary, so that
+`Finding(attack=..., status=..., reason=..., counted=..., **scored)` is whole:
+
+- per_record: one mapping a record, most exposed first: id, label, recovered, correlation,
+  squared_l2, mse, psnr, ssim, candidate, confidence, public_squared_l2 (the oracle's distance).
+- nulls: "held_out", "blends", "span_noise", "nearest_public" (those whose data were given), each
+  what `summarise` says plus the lists squared_l2, correlation and ssim in per_record's order. The
+  first three have as many inputs as there are candidates, or all of a smaller hold-out
+  ("candidates" says how many).
+- summary: `summarise` of the candidates plus "excess": null -> records, low, high (see `excess`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from remnant.errors import InputError, expected
+from remnant.scoring.distances import (
+    as_rows,
+    correlation_of_pairs,
+    is_image,
+    psnr,
+    squared_l2,
+    ssim,
+)
+from remnant.scoring.matching import greedy, match
+from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
+from remnant.types import Candidates, Examples
+
+PROTOCOL = "optimal"
+THRESHOLD = 0.9  # centred correlation; at 0.8 even public data is often "recovered"
+GOOD_SSIM = 0.4  # 003 and 004's mark of a good reconstruction
+CONFIDENCE = 0.95  # of every interval
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """Figures per record, each n in the order of the truth; NaN (distances: infinity) = no match.
+
+    `candidate` is the index of the match, -1 for none. `psnr` and `ssim` are None for tables.
+    `curve` is 000's reconstruction curve: sorted greedy distances, whatever the protocol.
+    """
+
+    protocol: str
+    candidates: int
+    candidate: Tensor
+    squared_l2: Tensor
+    mse: Tensor
+    correlation: Tensor
+    psnr: Tensor | None
+    ssim: Tensor | None
+    curve: Tensor
+
+    def __len__(self) -> int:
+        return len(self.candidate)
+
+
+def score(truth: Examples, candidates: Tensor, *, protocol: str = PROTOCOL) -> Scores:
+    """Match candidates to records and score them: m x shape in the data's own scale, m may be 0."""
+    if tuple(candidates.shape[1:]) != truth.shape:
+        got = tuple(candidates.shape[1:])
+        raise InputError(expected("score: candidates", f"m x {truth.shape}", f"m x {got}"))
+    distance = squared_l2(truth.inputs, candidates)
+    matches, images = match(truth.inputs, candidates, protocol=protocol, distance=distance)
+    curve = matches.distance if protocol == "greedy" else greedy(distance).distance
+    return _score_pairs(truth, images, matches.candidate, len(candidates), protocol, curve)
+
+
+def score_oracle(truth: Examples, public: Tensor) -> Scores:
+    """The nearest public point of each record (one point may serve several) as its candidate."""
+    index, distance = nearest_public(truth.inputs, public)
+    images = public.detach().cpu().double()[index]
+    return _score_pairs(truth, images, index, len(public), "nearest", distance)
+
+
+def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
+    """Plain numbers about `scores`.
+
+    records, candidates, matched; recovered (correlation above `threshold`) with its rate and exact
+    (Clopper-Pearson) 95% interval rate_low..rate_high; median, mean and max squared L2 and
+    curve_mean over matched records; good_ssim (SSIM > 0.4) and median psnr, None for tables.
+    """
+    n, recovered = len(scores), int((scores.correlation > threshold).sum())
+    low, high = rate_interval(recovered, n)
+    distance = scores.squared_l2[torch.isfinite(scores.squared_l2)]
+    curve = scores.curve[torch.isfinite(scores.curve)]
+    noise = None if scores.psnr is None else scores.psnr[~scores.psnr.isnan()]
+    return {
+        "protocol": scores.protocol,
+        "records": n,
+        "candidates": scores.candidates,
+        "matched": int((scores.candidate >= 0).sum()),
+        "recovered": recovered,
+        "rate": recovered / n if n else 0.0,
+        "rate_low": low,
+        "rate_high": high,
+        "median_squared_l2": _over(_median, distance),
+        "mean_squared_l2": _over(torch.mean, distance),
+        "max_squared_l2": _over(torch.max, distance),
+        "curve_mean": _over(torch.mean, curve),
+        "good_ssim": None if scores.ssim is None else int((scores.ssim > GOOD_SSIM).sum()),
+        "median_psnr": None if noise is None else _over(_median, noise),
+    }
+
+
+def score_with_nulls(
+    truth: Examples,
+    candidates: Candidates,
+    *,
+    holdout: Examples | Tensor | None = None,
+    public: Examples | Tensor | None = None,
+    generator: torch.Generator,
+    threshold: float = THRESHOLD,
+    protocol: str = PROTOCOL,
+) -> dict[str, Any]:
+    """Score candidates and every null alike: the truth-bearing fields of a Finding.
+
+    The keys are those of the module's text. `holdout` and `public` are never trained on.
+    """
+    scores = score(truth, candidates.inputs, protocol=protocol)
+    nulls: dict[str, Scores] = {}
+    for name, inputs in _null_inputs(truth, len(candidates), holdout, generator).items():
+        nulls[name] = score(truth, inputs, protocol=protocol)
+    if public is not None and len(public):
+        nulls["nearest_public"] = score_oracle(truth, _inputs(public))
+    order = exposure_order(scores)
+    summary = summarise(scores, threshold)
+    null_rows = {name: _null(null, threshold, order) for name, null in nulls.items()}
+    summary["excess"] = {
+        name: excess(summary["recovered"], row["recovered"], len(truth))
+        for name, row in null_rows.items()
+    }
+    return {
+        "records": len(truth),
+        "recovered": summary["recovered"],
+        "threshold": threshold,
+        "per_record": _per_record(truth, scores, candidates, order, nulls, threshold),
+        "nulls": null_rows,
+        "summary": summary,
+    }
+
+
+def exposure_order(scores: Scores) -> list[int]:
+    """Records by falling correlation (to six digits), then by distance; unmatched ones last."""
+
+    def key(i: int) -> tuple[float, float]:
+        correlation = float(scores.correlation[i])
+        rank = math.inf if math.isnan(correlation) else -round(correlation, 6)
+        return rank, float(scores.squared_l2[i])
+
+    return sorted(range(len(scores)), key=key)
+
+
+def rate_interval(count: int, n: int) -> tuple[float, float]:
+    """The exact (Clopper-Pearson) 95% interval of a rate of `count` in `n`."""
+    return _interval(count, n, "exact")
+
+
+def excess(found: int, by_null: int, n: int) -> dict[str, float]:
+    """Records found beyond a null, with Newcombe's hybrid score interval (1998, method 10).
+
+    It joins the two Wilson intervals, so it is honest at 0 of n and n of n, where a bootstrap has
+    no width. It takes the two counts as independent; records that are easy for both make it wide.
+    """
+    if not n:
+        return {"records": 0, "low": 0.0, "high": 0.0}
+    p, q = found / n, by_null / n
+    (p_low, p_high), (q_low, q_high) = (_interval(k, n, "wilson") for k in (found, by_null))
+    low = p - q - math.hypot(p - p_low, q_high - q)
+    high = p - q + math.hypot(p_high - p, q - q_low)
+    return {"records": found - by_null, "low": n * low, "high": n * high}
+
+
+def _score_pairs(
+    truth: Examples, images: Tensor, index: Tensor, candidates: int, protocol: str, curve: Tensor
+) -> Scores:
+    """Figures of n records and the n images that stand for them (NaN where there is none)."""
+    records, rows = as_rows(truth.inputs, images)
+    distance = (records - rows).square().sum(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    pictures = truth.bounds is not None and is_image(truth.shape)
+    span = truth.bounds[1] - truth.bounds[0] if truth.bounds else 1.0
+    pair = truth.inputs.detach().cpu(), images
+    return Scores(
+        protocol=protocol,
+        candidates=candidates,
+        candidate=index,
+        squared_l2=distance,
+        mse=distance / records.shape[1],
+        correlation=correlation_of_pairs(*pair),
+        psnr=psnr(*pair, data_range=span) if pictures else None,
+        ssim=ssim(*pair, data_range=span) if pictures else None,
+        curve=curve.sort().values,
+    )
+
+
+def _null_inputs(
+    truth: Examples,
+    m: int,
+    holdout: Examples | Tensor | None,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    if holdout is not None:
+        pool = _inputs(holdout)
+        inputs["held_out"] = held_out(pool, min(m, len(pool)), generator)
+    inputs["blends"] = blends(truth.inputs, m, generator)
+    inputs["span_noise"] = span_noise(truth.inputs, m, generator)
+    return inputs
+
+
+def _per_record(
+    truth: Examples,
+    scores: Scores,
+    candidates: Candidates,
+    order: Sequence[int],
+    nulls: Mapping[str, Scores],
+    threshold: float,
+) -> list[dict[str, Any]]:
+    oracle = nulls.get("nearest_public")
+    rows = []
+    for i in order:
+        j = int(scores.candidate[i])
+        rows.append(
+            {
+                "id": truth.ids[i],
+                "label": truth.labels[i].tolist(),
+                "recovered": bool(scores.correlation[i] > threshold),
+                "correlation": _plain(scores.correlation, i),
+                "squared_l2": _plain(scores.squared_l2, i),
+                "mse": _plain(scores.mse, i),
+                "psnr": _plain(scores.psnr, i),
+                "ssim": _plain(scores.ssim, i),
+                "candidate": j if j >= 0 else None,
+                "confidence": _plain(candidates.confidence, j) if j >= 0 else None,
+                "public_squared_l2": _plain(oracle.squared_l2, i) if oracle else None,
+            }
+        )
+    return rows
+
+
+def _null(scores: Scores, threshold: float, order: Sequence[int]) -> dict[str, Any]:
+    return summarise(scores, threshold) | {
+        name: None if values is None else [_plain(values, i) for i in order]
+        for name, values in (
+            ("squared_l2", scores.squared_l2),
+            ("correlation", scores.correlation),
+            ("ssim", scores.ssim),
+        )
+    }
+
+
+def _inputs(data: Examples | Tensor) -> Tensor:
+    return data.inputs if isinstance(data, Examples) else data
+
+
+def _interval(count: int, n: int, method: str) -> tuple[float, float]:
+    if not n:
+        return 0.0, 1.0
+    interval = binomtest(count, n).proportion_ci(CONFIDENCE, method=method)
+    return float(interval.low), float(interval.high)
+
+
+def _over(statistic: Callable[[Tensor], Tensor], values: Tensor) -> float | None:
+    return float(statistic(values)) if len(values) else None
+
+
+def _median(values: Tensor) -> Tensor:
+    return torch.quantile(values, 0.5)  # torch.median takes the lower of the middle two
+
+
+def _plain(values: Tensor | None, i: int) -> float | None:
+    value = math.nan if values is None else float(values[i])
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""Solvers: explain evidence by inputs. They know nothing of data, truth or files."""

@@ -1,0 +1,39 @@
+"""Small pieces of linear algebra that the solvers share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+def damped_cholesky(grams: Tensor, ridge: float) -> Tensor:
+    """Cholesky factors of k x n x n Gram matrices, `ridge` times their mean diagonal added.
+
+    A matrix that is singular to rounding gets ten times the ridge until it factors.
+    """
+    mean = grams.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(grams.dtype).tiny)
+    eye = torch.eye(grams.shape[1], dtype=grams.dtype)
+    while True:
+        factor, fault = torch.linalg.cholesky_ex(grams + (ridge * mean)[:, None, None] * eye)
+        if not bool(fault.any()) or ridge > 1:
+            return factor
+        ridge *= 10
+
+
+def complement(rows: Tensor, size: int) -> Tensor:
+    """Orthonormal basis (size x r) of all that is orthogonal to the rows (k x size)."""
+    if len(rows) == 0:
+        return torch.eye(size, dtype=torch.float64)
+    return torch.linalg.qr(rows.T, mode="complete")[0][:, len(rows) :]
+
+
+def distinct(rows: Tensor, cosine: float) -> list[int]:
+    """Indices of rows (k x r), earlier ones first, that are pairwise below `cosine` in |cosine|."""
+    unit = normalize(rows, dim=1)
+    close = (unit @ unit.T).abs() >= cosine
+    kept: list[int] = []
+    for i in range(len(rows)):
+        if not bool(close[i, kept].any()):
+            kept.append(i)
+    return kept

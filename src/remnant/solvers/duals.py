@@ -1,0 +1,60 @@
+"""Duals: how much each neuron learned from one record.
+
+M = left diag(scale) right = sum_i a_i x~_i^T, and a_i vanishes *exactly* on the neurons that were
+silent on record i throughout. So a_i = left z_i is a sparse vector in a known space, and z_i is the
+null vector of the rows of `left` on which the record is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from remnant.solvers.algebra import damped_cholesky
+
+# Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
+# mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
+GRADUAL = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.01)
+FORGIVING = (1.0, 0.7, 0.5, 0.4, *GRADUAL)
+
+
+def null_vectors(
+    left: Tensor,
+    weights: Tensor,
+    *,
+    generator: torch.Generator,
+    widths: Sequence[float] = (),
+    chunk: int = 8,
+) -> Tensor:
+    """Unit rows z (k x n) that make left z vanish where `weights` (k x w) is large.
+
+    Without `widths`: the smallest right singular vector of diag(sqrt(weights)) left. With them: the
+    same, reweighted by 1 / (a^2 + width^2) for each width in turn.
+    """
+    n = left.shape[1]
+    transposed = left.T.contiguous()
+    found = []
+    for rows in weights.split(chunk):
+        # Iterated against a mask that may be wrong, an exact null vector would chase its errors.
+        factor = _factor(transposed, left, rows, ridge=1e-6 if widths else 1e-13)
+        z = 1 + 0.3 * torch.randn(len(rows), n, 1, generator=generator, dtype=left.dtype)
+        for _ in range(4 if widths else 6):
+            z = normalize(torch.cholesky_solve(z, factor), dim=1)
+        for width in widths:
+            a = z[:, :, 0] @ transposed
+            factor = _factor(transposed, left, rows / (a**2 + width**2), ridge=1e-10)
+            z = normalize(torch.cholesky_solve(z, factor), dim=1)
+        found.append(z[:, :, 0])
+    return torch.cat(found)
+
+
+def _factor(transposed: Tensor, left: Tensor, weights: Tensor, ridge: float) -> Tensor:
+    return damped_cholesky(torch.matmul(transposed[None] * weights[:, None, :], left), ridge)
+
+
+def share_of_zeros(left: Tensor, z: Tensor, below: float) -> Tensor:
+    """For each row of z: the share of neurons whose dual entry is smaller than `below`."""
+    return ((z @ left.T).abs() < below).double().mean(1)

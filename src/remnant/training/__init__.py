@@ -1,0 +1,36 @@
+"""Recipes that train a copy of a model, exactly and repeatably, and losses by name."""
+
+from remnant.training.linear import solve_linearised
+from remnant.training.losses import LOSSES, Loss, check_labels, loss_named, targets
+from remnant.training.recipes import (
+    RECIPES,
+    SGD,
+    Adam,
+    DecayTime,
+    GradientDescent,
+    LossProportional,
+    Recipe,
+    describe,
+    recipe_from,
+)
+from remnant.training.run import Trained, train
+
+__all__ = [
+    "LOSSES",
+    "RECIPES",
+    "SGD",
+    "Adam",
+    "DecayTime",
+    "GradientDescent",
+    "Loss",
+    "LossProportional",
+    "Recipe",
+    "Trained",
+    "check_labels",
+    "describe",
+    "loss_named",
+    "recipe_from",
+    "solve_linearised",
+    "targets",
+    "train",
+]

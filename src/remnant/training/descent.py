@@ -1,0 +1,251 @@
+"""The loops: one gradient at a time, over a list of weights that swaps between two buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remnant.progress import task
+from remnant.training.losses import Loss
+from remnant.training.recipes import SGD, Adam, DecayTime, GradientDescent, LossProportional
+
+Ending = tuple[str, dict[str, Any]]
+"""What ended a loop ("diverged" or the name of the field that did) and figures for the ledger."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """The mean loss as a function of weights, which take the place of the model's `parameters`.
+
+    In the records' basis one weight more, the last, is the factor of the first layer's part
+    outside it, whose square is `outside`: the loss does not depend on it, and the penalty does.
+    """
+
+    model: nn.Module
+    parameters: Sequence[nn.Parameter]
+    inputs: Tensor
+    labels: Tensor
+    loss: Loss
+    outside: float | None = None
+
+    def outputs(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Tensor:
+        for parameter, weight in zip(self.parameters, weights, strict=False):
+            parameter.data = weight  # no copy; ties between layers hold
+        outputs: Tensor = self.model(self.inputs if rows is None else self.inputs[rows])
+        return outputs
+
+    def value(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Tensor:
+        labels = self.labels if rows is None else self.labels[rows]
+        return self.loss(self.outputs(weights, rows), labels)
+
+    def gradient(
+        self, weights: Sequence[Tensor], rows: Tensor | None = None
+    ) -> tuple[float, Sequence[Tensor]]:
+        """The loss on those rows (None = all) and its gradient, without the penalty."""
+        loss = self.value(weights, rows)
+        grads = torch.autograd.grad(
+            loss, self.parameters, allow_unused=True, materialize_grads=True
+        )
+        rest = [torch.zeros_like(w) for w in weights[len(grads) :]]
+        return loss.item(), [*grads, *rest]
+
+    def square(self, weights: Sequence[Tensor]) -> float:
+        """|theta|^2 over all that is trained."""
+        parts = [w.square().sum().item() for w in weights]
+        return sum(parts) if self.outside is None else sum(parts[:-1]) + self.outside * parts[-1]
+
+
+class Walk:
+    """Weights on their way down. The weights of one step before stay in a second buffer, so that
+    a step can be taken back exactly and at no cost."""
+
+    def __init__(self, start: Sequence[Tensor]) -> None:
+        self.weights = [w.clone() for w in start]
+        self.before = [w.clone() for w in start]
+        self.steps = 0
+
+    def move(self, directions: Sequence[Tensor], *, lr: float, shrink: float = 1.0) -> None:
+        """weights <- shrink * weights - lr * directions."""
+        for new, old, direction in zip(self.before, self.weights, directions, strict=True):
+            if shrink == 1.0:
+                torch.sub(old, direction, alpha=lr, out=new)
+            else:
+                torch.mul(old, shrink, out=new).sub_(direction, alpha=lr)
+        self.weights, self.before = self.before, self.weights
+        self.steps += 1
+
+    def retreat(self) -> None:
+        """Take the last step back (once)."""
+        self.weights, self.before = self.before, self.weights
+        self.steps -= 1
+
+
+class Trace:
+    """(step, loss) pairs, thinned by halves so that at most 500 are kept."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+        self._every, self._seen = 1, 0
+
+    def add(self, step: int, loss: float) -> None:
+        if self._seen % self._every == 0:
+            self.points.append((step, loss))
+            if len(self.points) > 500:
+                self.points = self.points[::2]
+                self._every *= 2
+        self._seen += 1
+
+
+def batches(n: int, size: int | None, generator: torch.Generator) -> Iterator[Tensor | None]:
+    """Rows of batch after batch without end, shuffled anew each epoch; None = all rows."""
+    while True:
+        if size is None:
+            yield None
+        else:
+            yield from torch.split(torch.randperm(n, generator=generator), size)
+
+
+Move = Callable[[Sequence[Tensor]], None]
+"""Takes the gradients of a batch and moves the walk by one step."""
+
+
+def _mover(walk: Walk, recipe: GradientDescent | SGD | Adam) -> Move:
+    if isinstance(recipe, Adam):
+        return _adam(walk, recipe)
+    if recipe.momentum:
+        return _heavy_ball(walk, recipe)
+    shrink = 1 - recipe.lr * recipe.weight_decay
+    return lambda grads: walk.move(grads, lr=recipe.lr, shrink=shrink)
+
+
+def _heavy_ball(walk: Walk, recipe: GradientDescent | SGD) -> Move:
+    """As torch.optim.SGD: v = momentum v + g + decay w, then w -= lr v."""
+    velocity = [torch.zeros_like(w) for w in walk.weights]
+
+    def move(grads: Sequence[Tensor]) -> None:
+        for v, g, w in zip(velocity, grads, walk.weights, strict=True):
+            v.mul_(recipe.momentum).add_(g).add_(w, alpha=recipe.weight_decay)
+        walk.move(velocity, lr=recipe.lr)
+
+    return move
+
+
+def _adam(walk: Walk, recipe: Adam) -> Move:
+    """As torch.optim.Adam, which moves weights in place and so could not be taken back."""
+    first = [torch.zeros_like(w) for w in walk.weights]
+    second = [torch.zeros_like(w) for w in walk.weights]
+    b1, b2 = recipe.betas
+
+    def move(grads: Sequence[Tensor]) -> None:
+        count, directions = walk.steps + 1, []
+        for m, v, gradient, w in zip(first, second, grads, walk.weights, strict=True):
+            g = torch.add(gradient, w, alpha=recipe.weight_decay)
+            m.lerp_(g, 1 - b1)
+            v.mul_(b2).addcmul_(g, g, value=1 - b2)
+            scale = v.sqrt().div_(math.sqrt(1 - b2**count)).add_(recipe.eps)
+            directions.append(torch.div(m, scale, out=scale).div_(1 - b1**count))
+        walk.move(directions, lr=recipe.lr)
+
+    return move
+
+
+def descend(
+    problem: Problem,
+    walk: Walk,
+    recipe: GradientDescent | SGD | Adam,
+    generator: torch.Generator,
+    trace: Trace,
+) -> Ending:
+    """A fixed step along velocities or Adam's directions, over full or mini-batches."""
+    n, stop = len(problem.inputs), recipe.stop_loss or -math.inf
+    size = None if isinstance(recipe, GradientDescent) else recipe.batch_size
+    if isinstance(recipe, SGD):
+        steps, end = recipe.epochs * math.ceil(n / recipe.batch_size), "epochs"
+    else:
+        steps, end = recipe.steps, "steps"
+    move = _mover(walk, recipe)
+    total, seen = 0.0, 0
+    with task("training", steps) as tick:
+        for rows in islice(batches(n, size, generator), steps):
+            loss, grads = problem.gradient(walk.weights, rows)
+            if not math.isfinite(loss):
+                return "diverged", {}
+            if rows is None:
+                trace.add(walk.steps, loss)
+                if loss <= stop:
+                    return "stop_loss", {}
+            move(grads)
+            tick(note=f"loss {loss:.3g}")
+            if rows is not None:
+                total, seen = total + loss * len(rows), seen + len(rows)
+                if seen == n:
+                    trace.add(walk.steps, total / n)
+                    if total / n <= stop:
+                        return "stop_loss", {}
+                    total, seen = 0.0, 0
+    return end, {}
+
+
+def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trace: Trace) -> Ending:
+    """Plain descent until sum(lr * weight_decay) is the decay time."""
+    lr, decay, time, objective, cuts = recipe.lr, recipe.weight_decay, 0.0, math.inf, 0
+    stopped = "decay_time"
+    with task("training", recipe.decay_time) as tick:
+        while time < recipe.decay_time:
+            if walk.steps == recipe.steps:
+                stopped = "steps"
+                break
+            loss, grads = problem.gradient(walk.weights)
+            if not math.isfinite(loss):
+                stopped = "diverged"
+                break
+            trace.add(walk.steps, loss)
+            if walk.steps and walk.steps % recipe.check_every == 0:
+                last, objective = objective, loss + decay / 2 * problem.square(walk.weights)
+                # Half a permille is left to the ripple of a step at the edge of stability.
+                if walk.steps > recipe.warmup and objective > last * 1.0005:
+                    lr, cuts = lr * 0.7, cuts + 1
+            step = lr * min(1.0, (walk.steps + 1) / max(recipe.warmup, 1))
+            walk.move(grads, lr=step, shrink=1 - step * decay)
+            time += step * decay
+            tick(step * decay, note=f"loss {loss:.3g}")
+    return stopped, {"decay_time_reached": time, "last_lr": lr, "lr_cuts": cuts}
+
+
+def descend_in_proportion(
+    problem: Problem, walk: Walk, recipe: LossProportional, trace: Trace
+) -> Ending:
+    """Plain descent, the longer the step the smaller the loss; a step that raises it is halved."""
+    factor, rejected, time, stopped = 1.0, 0, 0.0, "steps"
+    loss, grads = problem.gradient(walk.weights)
+    if not math.isfinite(loss):
+        return "diverged", {}
+    floor = recipe.stop_loss
+    lowest = max(loss, floor)
+    with task("training", math.log(lowest / floor)) as tick:  # progress is the fall of log loss
+        while walk.steps < recipe.steps:
+            trace.add(walk.steps, loss)
+            if loss <= floor:
+                stopped = "stop_loss"
+                break
+            step = recipe.lr * factor / (loss if loss < recipe.threshold else 1.0)
+            walk.move(grads, lr=step)
+            tried, its_grads = problem.gradient(walk.weights)
+            while not tried <= 1.02 * loss:  # NaN is a rise too
+                factor, step, rejected = factor / 2, step / 2, rejected + 1
+                walk.retreat()
+                if factor < 1e-12:
+                    return "stalled", {"rejected": rejected, "gradient_time": time}
+                walk.move(grads, lr=step)
+                tried, its_grads = problem.gradient(walk.weights)
+            loss, grads, time = tried, its_grads, time + step
+            factor = min(factor * 1.01, 1.0)
+            tick(math.log(lowest / min(lowest, max(loss, floor))), note=f"loss {loss:.3g}")
+            lowest = min(lowest, max(loss, floor))
+    return stopped, {"rejected": rejected, "gradient_time": time}

@@ -1,0 +1,168 @@
+"""Training recipes: frozen values whose fields are the hyperparameters.
+
+Every loss is a mean over records. Weight decay is the term weight_decay / 2 |theta|^2 of the
+objective, on all parameters (coupled, as in torch.optim.SGD). `stop_loss` looks at the loss
+without that term: of the whole set for full batches, the mean over an epoch's batches otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from remnant.errors import InputError, expected
+from remnant.training.losses import loss_named
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDescent:
+    """Full-batch gradient descent with heavy-ball momentum."""
+
+    lr: float
+    steps: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    loss: str = "ce"
+    stop_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Mini-batches, shuffled anew each epoch; the last batch may be smaller."""
+
+    lr: float
+    epochs: int
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    loss: str = "ce"
+    stop_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam; `batch_size` None = full batch."""
+
+    steps: int
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    batch_size: int | None = None
+    weight_decay: float = 0.0
+    loss: str = "ce"
+    stop_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))  # JSON brings a list
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayTime:
+    """Full-batch descent towards stationarity of the penalised loss (papers 003, 004).
+
+    Steps until sum(lr * weight_decay) reaches `decay_time`: 7.5 is what 1e6 epochs come to in the
+    papers. The step grows linearly over `warmup` steps and shrinks by 0.7 whenever the penalised
+    loss has risen over `check_every` steps. `steps` is the most that it takes.
+    """
+
+    lr: float = 0.5
+    weight_decay: float = 5e-3
+    decay_time: float = 7.5
+    warmup: int = 300
+    check_every: int = 200
+    loss: str = "ce"
+    steps: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.weight_decay == 0:
+            raise InputError(expected("DecayTime: weight_decay", "more than 0", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossProportional:
+    """Full-batch descent far past separation, for a small first layer and no decay (paper 003).
+
+    The gradient of a separated classifier shrinks with its loss, so that the step may grow as
+    1 / loss: `lr` while the loss is `threshold` or more, lr / loss below. A step that would raise
+    the loss by more than 2% is taken back and halved, and so are the next, until 70 good ones have
+    doubled them again. `steps` is the most that it takes.
+    """
+
+    lr: float = 0.02
+    stop_loss: float = 1e-6
+    threshold: float = 0.3
+    loss: str = "bce"
+    steps: int = 100_000
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+Recipe = GradientDescent | SGD | Adam | DecayTime | LossProportional
+
+RECIPES: Mapping[str, type[Recipe]] = {
+    "gradient-descent": GradientDescent,
+    "sgd": SGD,
+    "adam": Adam,
+    "decay-time": DecayTime,
+    "loss-proportional": LossProportional,
+}
+
+
+def describe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as JSON values: its name in `RECIPES` and all its fields."""
+    name = next(key for key, kind in RECIPES.items() if kind is type(recipe))
+    return {"name": name} | {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(recipe).items()
+    }
+
+
+def recipe_from(description: Mapping[str, Any]) -> Recipe:
+    """The recipe that `describe` described."""
+    values = dict(description)
+    name = values.pop("name", None)
+    if name not in RECIPES:
+        raise InputError(expected("recipe: name", f"one of {', '.join(RECIPES)}", name))
+    try:
+        return RECIPES[name](**values)
+    except TypeError as error:
+        known = ", ".join(field.name for field in fields(RECIPES[name]))
+        raise InputError(expected(f"recipe {name}: fields", f"some of {known}", error)) from None
+
+
+_Rule = tuple[str, Callable[[Any], bool]]
+_MORE: _Rule = ("more than 0", lambda value: 0 < value < math.inf)
+_SOME: _Rule = ("0 or more", lambda value: 0 <= value < math.inf)
+_SHARE: _Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
+_COUNT: _Rule = ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1)
+_BETAS: _Rule = (
+    "two numbers from 0 to below 1",
+    lambda v: len(v) == 2 and 0 <= min(v) <= max(v) < 1,
+)
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(("lr", "eps", "decay_time", "stop_loss", "threshold"), _MORE),
+    **dict.fromkeys(("weight_decay", "warmup"), _SOME),
+    **dict.fromkeys(("steps", "epochs", "batch_size", "check_every"), _COUNT),
+    "momentum": _SHARE,
+    "betas": _BETAS,
+}
+
+
+def _check(recipe: Any) -> None:
+    loss_named(recipe.loss)
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        wanted, fits = _RULES.get(field.name, ("", lambda value: True))
+        if value is not None and not fits(value):
+            raise InputError(expected(f"{type(recipe).__name__}: {field.name}", wanted, value))
