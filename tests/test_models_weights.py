@@ -179,6 +179,7 @@ def test_a_broken_file_is_refused(tmp_path, kind, suffix):
     assert suffix == "pt" or why in message
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_torchscript_archive_is_refused(tmp_path, model):
     scripted = torch.jit.trace(model, torch.zeros(1, 4))
     scripted.save(tmp_path / "w.pt")

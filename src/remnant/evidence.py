@@ -1,4 +1,4 @@
-"""What the adversary holds, turned into evidence: a sum of parameter gradients at unknown inputs."""
+"""What the adversary holds, as evidence: a sum of parameter gradients at unknown inputs."""
 
 from __future__ import annotations
 

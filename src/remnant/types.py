@@ -55,13 +55,17 @@ class Examples:
             got = f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
             raise InputError(expected(f"{self.name}: inputs", "floats, n x shape", got))
         if len(self.labels) != n:
-            raise InputError(expected(f"{self.name}: labels", f"{n}, one a record", len(self.labels)))
+            raise InputError(
+                expected(f"{self.name}: labels", f"{n}, one a record", len(self.labels))
+            )
         if len(self.ids) != n or len(set(self.ids)) != n:
             got = f"{len(self.ids)}, of which {len(set(self.ids))} differ"
             raise InputError(expected(f"{self.name}: record ids", f"{n} different ones", got))
         if not bool(torch.isfinite(self.inputs).all()):
             raise InputError(
-                expected(f"{self.name}: inputs", "finite numbers", "NaN or infinity", "clean the data")
+                expected(
+                    f"{self.name}: inputs", "finite numbers", "NaN or infinity", "clean the data"
+                )
             )
 
     def __len__(self) -> int:
@@ -100,7 +104,9 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if not bool((self.std > 0).all()):
-            raise InputError(expected("scaling: std", "positive numbers", f"min {float(self.std.min())}"))
+            raise InputError(
+                expected("scaling: std", "positive numbers", f"min {float(self.std.min())}")
+            )
 
     def to_model(self, data: Tensor) -> Tensor:
         return (data - self.mean.to(data)) / self.std.to(data)
@@ -148,7 +154,9 @@ class Target:
         public = self.knowledge.public
         if public is not None and tuple(public.shape[1:]) != self.input_shape:
             got = tuple(public.shape[1:])
-            raise InputError(expected("target: public inputs", f"p x {self.input_shape}", f"p x {got}"))
+            raise InputError(
+                expected("target: public inputs", f"p x {self.input_shape}", f"p x {got}")
+            )
 
     @property
     def weights(self) -> Weights:
@@ -204,7 +212,9 @@ class Candidates:
         if tuple(self.confidence.shape) != (m,):
             raise InputError(expected("candidates: confidence", (m,), tuple(self.confidence.shape)))
         if self.labels is not None and len(self.labels) != m:
-            raise InputError(expected("candidates: labels", f"{m}, one a candidate", len(self.labels)))
+            raise InputError(
+                expected("candidates: labels", f"{m}, one a candidate", len(self.labels))
+            )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -252,7 +262,9 @@ class Finding:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise InputError(f"finding: expected JSON, got a fault at line {error.lineno}") from None
+            raise InputError(
+                f"finding: expected JSON, got a fault at line {error.lineno}"
+            ) from None
         if not isinstance(values, dict) or values.get("schema") != FINDING_SCHEMA:
             got = values.get("schema") if isinstance(values, dict) else type(values).__name__
             raise InputError(expected("finding: schema", FINDING_SCHEMA, got))

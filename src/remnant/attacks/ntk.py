@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from remnant.evidence import weight_difference
 from remnant.progress import task
-from remnant.solvers.exact import Recovery, Search, pose, recover
+from remnant.solvers.exact import Recovery, Search, recover
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.problem import pose
 from remnant.solvers.spans import Spectrum, count_records, span_of
 from remnant.types import Candidates, Evidence, Status, Target
 
@@ -90,9 +91,9 @@ def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candida
 
 def no_gap(spectrum: Spectrum) -> str:
     return (
-        f"no gap among the singular values of the first layer's change (largest fall {spectrum.gap:.1f}x "
-        f"at {spectrum.count}), so the number of records cannot be read off: as after Adam, coarse "
-        "rounding, or more records than the layer is wide"
+        "no gap among the singular values of the first layer's change (largest fall "
+        f"{spectrum.gap:.1f}x, at {spectrum.count}), so the number of records cannot be read off: "
+        "as after Adam, coarse rounding, or more records than the layer is wide"
     )
 
 

@@ -209,5 +209,5 @@ def _options(quoted: str, options: list[str]) -> tuple[str, bool]:
         try:
             named_activation(name)
         except InputError as error:
-            raise InputError(f"model {quoted}: {error}, or nobias") from None
+            raise InputError(f"model {quoted}: {error}") from None
     return (names[0] if names else "relu"), len(names) == len(options)

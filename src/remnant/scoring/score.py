@@ -39,7 +39,7 @@ from remnant.scoring.matching import greedy, match
 from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
 from remnant.types import Candidates, Examples
 
-PROTOCOL = "optimal"
+PROTOCOL = "greedy"
 THRESHOLD = 0.9  # centred correlation; at 0.8 even public data is often "recovered"
 GOOD_SSIM = 0.4  # 003 and 004's mark of a good reconstruction
 CONFIDENCE = 0.95  # of every interval

@@ -14,6 +14,7 @@ def damped_cholesky(grams: Tensor, ridge: float) -> Tensor:
     """
     mean = grams.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(grams.dtype).tiny)
     eye = torch.eye(grams.shape[1], dtype=grams.dtype)
+    factor: Tensor
     while True:
         factor, fault = torch.linalg.cholesky_ex(grams + (ridge * mean)[:, None, None] * eye)
         if not bool(fault.any()) or ridge > 1:
@@ -25,7 +26,8 @@ def complement(rows: Tensor, size: int) -> Tensor:
     """Orthonormal basis (size x r) of all that is orthogonal to the rows (k x size)."""
     if len(rows) == 0:
         return torch.eye(size, dtype=torch.float64)
-    return torch.linalg.qr(rows.T, mode="complete")[0][:, len(rows) :]
+    full: Tensor = torch.linalg.qr(rows.T, mode="complete")[0]
+    return full[:, len(rows) :]
 
 
 def distinct(rows: Tensor, cosine: float) -> list[int]:

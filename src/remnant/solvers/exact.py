@@ -1,9 +1,9 @@
 """Exact recovery of the records between two consecutive dense ReLU layers.
 
 The adversary holds the change of both layers. The first one's gives the records' number and span
-(`spans`); the second one's row space holds their features at the initial weights, nearly. Search for
-points of the span whose features lie in it (`graph`), turn each point into its exact dual (`duals`),
-remove what is found from the space, go on. All duals together give all records at once:
+(`spans`); the second one's row space nearly holds their features at the initial weights. Search
+for points of the span whose features lie in it (`graph`), turn each point into its exact dual
+(`duals`), remove what is found from the space, go on. All duals together give all records at once:
 X~ = Z^-1 diag(scale) right, each divided by its last coordinate, which is the bias' 1.
 """
 
@@ -29,7 +29,7 @@ REFITS = (5e-3, 2e-3, 5e-4, 1.25e-4)  # the exact zeros sharpen from one refit t
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Settings of the search. Nothing depends on the clock: a seed gives the same result anywhere."""
+    """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
 
     starts: int = 32  # points searched for at a time
     iterations: int = 300  # of RRR, tripled while nothing new is found
@@ -222,7 +222,7 @@ def _log_size(left: Tensor, z: Tensor) -> Tensor:
 
 
 def refit_on_zeros(problem: Problem, z: Tensor, below: float, generator: torch.Generator) -> Tensor:
-    """Fit each dual again on its own zeros, where these are more than a generic vector would have."""
+    """Fit each dual again on its own zeros, where they are more than a generic vector has."""
     left = problem.span.left
     zeros = (z @ left.T).abs() < below
     fresh = null_vectors(left, zeros.double(), generator=generator)

@@ -51,8 +51,8 @@ def find_points(
 ) -> Points:
     """RRR from random starts until `enough` of them have a gap below `tolerance`.
 
-    first: w x r, orthonormal basis of the space of t. soft: w x w, projector on the space of s, with
-    weights below 1 where membership is uncertain. float32; three matrix products an iteration.
+    first: w x r, orthonormal basis of the space of t. soft: w x w, projector on the space of s,
+    with weights below 1 where membership is uncertain. float32; three products an iteration.
     """
     width = len(first)
     t = torch.randn(starts, first.shape[1], generator=generator, dtype=first.dtype) @ first.T
@@ -83,9 +83,9 @@ def refine_points(
 ) -> tuple[Tensor, Tensor]:
     """Minimise |penalty relu(basis y)|^2 / |relu(basis y)|^2 near each row of y (k x r).
 
-    penalty: w x w, rows v_k s_k^-3/4, so directions that the next layer's change hardly contains cost
-    most. Fix the (softened) mask, take inverse power steps of the quotient, repeat. Returns the unit
-    rows y and the quotients, in float64.
+    penalty: w x w, rows v_k s_k^-3/4, so directions that the next layer's change hardly contains
+    cost most. Fix the (softened) mask, take inverse power steps of the quotient, repeat. Returns
+    the unit rows y and the quotients, in float64.
     """
     basis32 = basis.float()
     refined, quotients = [], []

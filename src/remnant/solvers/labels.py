@@ -28,7 +28,7 @@ def read_labels(model: nn.Module, evidence: Evidence, inputs: Tensor) -> Tensor 
     if layer.bias is not None:
         h = torch.cat([h, torch.ones(len(h), 1, dtype=h.dtype)], dim=1)
         change = torch.cat([change, evidence.vector[f"{name}.bias"][:, None]], dim=1)
-    residuals = torch.linalg.lstsq(h.T, change.T, driver="gelsd").solution  # k x c
+    residuals: Tensor = torch.linalg.lstsq(h.T, change.T, driver="gelsd").solution  # k x c
     if residuals.shape[1] == 1:
         return (residuals[:, 0] > 0).long()
     return residuals.argmax(1)

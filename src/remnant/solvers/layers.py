@@ -50,24 +50,19 @@ def first_pair(model: nn.Module) -> Pair | str:
     layers = [(p, m) for p, m in leaves(model) if not isinstance(m, _PASS_THROUGH)]
     while layers and isinstance(layers[0][1], nn.Flatten):
         layers = layers[1:]
-    if len(layers) < 3 or not isinstance(layers[0][1], nn.Linear):
-        first = type(layers[0][1]).__name__ if layers else "nothing"
-        return (
-            f"the model must begin with a dense layer in an nn.Sequential; it begins with {first}"
-        )
-    (first_name, first), (_, activation), (next_name, following) = layers[:3]
-    if not isinstance(following, nn.Linear):
-        kind = type(following).__name__
+    kinds = [module for _, module in layers[:3]]
+    if len(kinds) < 3 or not isinstance(kinds[0], nn.Linear):
+        first = type(kinds[0]).__name__ if kinds else "nothing"
+        return f"the model must begin with dense layers in an nn.Sequential; it begins with {first}"
+    if not isinstance(kinds[2], nn.Linear):
+        kind = type(kinds[2]).__name__
         return f"a second dense layer must follow the first activation; {kind} does"
     return Pair(
-        first=_dense(first_name, first), activation=activation, next=_dense(next_name, following)
+        first=_dense(layers[0][0], kinds[0]),
+        activation=kinds[1],
+        next=_dense(layers[2][0], kinds[2]),
     )
 
 
 def _dense(prefix: str, layer: nn.Linear) -> Dense:
     return Dense(weight=f"{prefix}weight", bias=None if layer.bias is None else f"{prefix}bias")
-
-
-def hidden_layers(model: nn.Module) -> int:
-    """How many dense layers come before the output layer."""
-    return sum(isinstance(m, nn.Linear) for _, m in leaves(model)) - 1

@@ -16,7 +16,7 @@ from remnant.training.losses import Loss
 from remnant.training.recipes import SGD, Adam, DecayTime, GradientDescent, LossProportional
 
 Ending = tuple[str, dict[str, Any]]
-"""What ended a loop ("diverged" or the name of the field that did) and figures for the ledger."""
+"""What ended a loop ("diverged", "stalled" or the field that did) and figures for the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +44,7 @@ class Problem:
         labels = self.labels if rows is None else self.labels[rows]
         return self.loss(self.outputs(weights, rows), labels)
 
+    @torch.enable_grad()
     def gradient(
         self, weights: Sequence[Tensor], rows: Tensor | None = None
     ) -> tuple[float, Sequence[Tensor]]:
@@ -222,18 +223,15 @@ def descend_in_proportion(
     problem: Problem, walk: Walk, recipe: LossProportional, trace: Trace
 ) -> Ending:
     """Plain descent, the longer the step the smaller the loss; a step that raises it is halved."""
-    factor, rejected, time, stopped = 1.0, 0, 0.0, "steps"
+    factor, rejected, time = 1.0, 0, 0.0
     loss, grads = problem.gradient(walk.weights)
     if not math.isfinite(loss):
         return "diverged", {}
     floor = recipe.stop_loss
     lowest = max(loss, floor)
     with task("training", math.log(lowest / floor)) as tick:  # progress is the fall of log loss
-        while walk.steps < recipe.steps:
+        while loss > floor and walk.steps < recipe.steps:
             trace.add(walk.steps, loss)
-            if loss <= floor:
-                stopped = "stop_loss"
-                break
             step = recipe.lr * factor / (loss if loss < recipe.threshold else 1.0)
             walk.move(grads, lr=step)
             tried, its_grads = problem.gradient(walk.weights)
@@ -248,4 +246,5 @@ def descend_in_proportion(
             factor = min(factor * 1.01, 1.0)
             tick(math.log(lowest / min(lowest, max(loss, floor))), note=f"loss {loss:.3g}")
             lowest = min(lowest, max(loss, floor))
+    stopped = "stop_loss" if loss <= floor else "steps"
     return stopped, {"rejected": rejected, "gradient_time": time}

@@ -74,7 +74,7 @@ def train(
     _put_back(trained, problem, walk.weights, basis)
     ledger = {
         "recipe": describe(recipe),
-        "outcome": _outcome(recipe, stopped),
+        "outcome": _outcome(recipe, stopped, loss),
         "stopped": stopped,
         "steps": walk.steps,
         "reduced_basis": basis is not None,
@@ -182,11 +182,12 @@ def _series(trace: Trace, steps: int, loss: float) -> dict[str, list[float]]:
     return {"step": [float(step) for step, _ in points], "loss": [value for _, value in points]}
 
 
-def _outcome(recipe: Recipe, stopped: str) -> str:
-    if stopped == "diverged":
-        return "diverged"
-    goal = isinstance(recipe, DecayTime) or recipe.stop_loss is not None
-    return "unfinished" if goal and stopped in ("steps", "epochs", "stalled") else "complete"
+def _outcome(recipe: Recipe, stopped: str, loss: float) -> str:
+    if stopped in ("diverged", "stop_loss", "decay_time"):
+        return "diverged" if stopped == "diverged" else "complete"
+    if isinstance(recipe, DecayTime):
+        return "unfinished"
+    return "complete" if recipe.stop_loss is None or loss <= recipe.stop_loss else "unfinished"
 
 
 @torch.no_grad()
