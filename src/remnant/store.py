@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from remnant.errors import StoreError, expected
-from remnant.types import Candidates, Status
+from remnant.types import Candidates, Finding, Status
 
 RUN_SCHEMA = "remnant.run/1"
 RUN_FILE = "run.json"
 CANDIDATES_FILE = "candidates.safetensors"
+FINDING_FILE = "finding.json"
 ELSEWHERE = "choose another --out or remove it"
 # One metadata key only: safetensors writes several in an order that changes with the process.
 KEY = "remnant"
@@ -119,6 +120,8 @@ def finish(
         "timings": dict(timings or {}),
     }
     write_json(run, RUN_FILE, record)
+    for state in run.path.glob(f"{STATE}*"):
+        state.unlink()  # only an unfinished run is resumed
     return read_run(run.path)
 
 
@@ -180,6 +183,19 @@ def read_candidates(run: Run) -> Candidates:
         )
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise StoreError(expected(f"{path}", "candidates", f"a damaged file ({error})")) from None
+
+
+def read_finding(run: Run) -> Finding:
+    """The finding that the run wrote."""
+    path = run.path / FINDING_FILE
+    try:
+        return Finding.from_json(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(expected(f"{path}", "a finding", error, ELSEWHERE)) from None
+
+
+def write_finding(run: Run, finding: Finding) -> Path:
+    return write_text(run, FINDING_FILE, finding.to_json())
 
 
 def save_state(run: Run, name: str, tensors: Mapping[str, Tensor]) -> Path:

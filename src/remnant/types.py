@@ -242,10 +242,10 @@ class Finding:
     attack: str
     status: str
     reason: str
-    records: int  # trained on
     counted: int | None  # what the attack itself says the number of records is
-    recovered: int  # above the threshold
-    threshold: float  # centred correlation
+    records: int | None  # trained on; None, like all that needs it, where the truth is not at hand
+    recovered: int | None  # above the threshold
+    threshold: float | None  # centred correlation
     per_record: Sequence[Mapping[str, Any]]  # id, label, scores, confidence; most exposed first
     nulls: Mapping[str, Mapping[str, Any]]  # the same scores for sets that cannot leak
     summary: Mapping[str, Any]

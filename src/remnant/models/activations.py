@@ -14,12 +14,16 @@ from remnant.errors import InputError, expected
 class Cubic(nn.Module):
     """x^2 + x^3: a polynomial with non-zero second and third Hermite coefficients."""
 
+    elementwise = True  # lets the gradient algebra use its layerwise rules
+
     def forward(self, x: Tensor) -> Tensor:
         return x.square() * (1 + x)
 
 
 class Floor(nn.Module):
     """max(-0.5, x): ReLU with its kink moved below zero."""
+
+    elementwise = True
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.clamp(x, min=-0.5)

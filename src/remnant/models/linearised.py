@@ -75,8 +75,8 @@ class Linearised(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.base._apply(fn, recurse)  # type: ignore[no-untyped-call]  # .to() moves both copies
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+        self.base._apply(fn, recurse)  # .to() moves both copies
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def linearise(model: nn.Module) -> Linearised:

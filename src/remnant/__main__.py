@@ -1,0 +1,7 @@
+"""`python -m remnant` is the command `remnant`."""
+
+import sys
+
+from remnant.cli import main
+
+sys.exit(main())

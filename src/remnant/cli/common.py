@@ -1,0 +1,103 @@
+"""Flags and habits that verbs share: seeds, threads, devices, progress bars."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from remnant.errors import InputError, expected
+from remnant.progress import Step, listening
+
+DONE, BAD_INPUT, INTERRUPTED = 0, 2, 130  # exit codes
+
+
+def add_verb(verbs: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    """A verb's parser with its example and the flags that all verbs have."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example: {example}",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    shared = parser.add_argument_group("every verb has")
+    shared.add_argument("--seed", type=int, default=0, help="of every random draw")
+    shared.add_argument("--out", metavar="DIR", type=Path, help="where results go")
+    shared.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    shared.add_argument("--json", action="store_true", help="print the finding as JSON")
+    shared.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu")
+    shared.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
+    return parser
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    """Threads and device, before any work."""
+    import torch
+
+    if arguments.threads < 1:
+        raise InputError(expected("--threads", "at least 1", arguments.threads))
+    if not 0 <= arguments.seed < 2**31:
+        raise InputError(expected("--seed", "0 to 2**31 - 1", arguments.seed))
+    torch.set_num_threads(arguments.threads)
+    torch.set_flush_denormal(True)  # saturated activations would otherwise slow everything down
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available[arguments.device]:
+        here = ", ".join(name for name, there in available.items() if there)
+        raise InputError(expected("--device", f"one that is here ({here})", arguments.device))
+
+
+def default_directory(spec: Mapping[str, Any]) -> Path:
+    """A directory of its own for each spec, so that no run is in another's way."""
+    from remnant.store import spec_hash
+
+    return Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
+
+
+@contextmanager
+def bars(quiet: bool) -> Iterator[None]:
+    """Progress bars with the time left, on stderr, gone when done."""
+    with nullcontext() if quiet or not sys.stderr.isatty() else _rich_bars():
+        yield
+
+
+@contextmanager
+def _rich_bars() -> Iterator[None]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def listener(name: str, total: float | None) -> tuple[Step, Callable[[], None]]:
+            bar = progress.add_task(name, total=total, note="")
+
+            def step(amount: float = 1.0, *, note: str = "") -> None:
+                progress.update(bar, advance=amount, note=note)
+
+            return step, lambda: progress.remove_task(bar)
+
+        with listening(listener):
+            yield

@@ -1,0 +1,232 @@
+"""`remnant reconstruct ATTACK`: what an adversary gets, without the truth anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
+from remnant.errors import InputError, expected
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from remnant.store import Run
+    from remnant.types import Candidates, Examples, Scaling, Target
+
+
+def add(verbs: Any) -> None:
+    group = verbs.add_parser("reconstruct", help="run one attack on a model, no truth needed")
+    attacks = group.add_subparsers(dest="attack", metavar="ATTACK", required=True)
+    parser = add_verb(
+        attacks,
+        "ntk",
+        "reconstruct records from final and initial weights",
+        "remnant reconstruct ntk --model mlp:784-1024-1024-10 --initial before.safetensors "
+        "--weights after.safetensors --shape 1x28x28 --out found",
+    )
+    needed = parser.add_argument_group("what the adversary holds")
+    needed.add_argument("--weights", type=Path, required=True, help="final weights")
+    needed.add_argument("--initial", type=Path, required=True, help="weights before training")
+    needed.add_argument(
+        "--model", help="mlp:..., cnn:... or file.py:factory; a plain dense stack needs none"
+    )
+    needed.add_argument("--records", type=int, help="their number, if it is known")
+    needed.add_argument("--public", help="other data of the same kind: a name, file or folder")
+    needed.add_argument(
+        "--mean", help="subtracted from the data: numbers, a safetensors file, or 'public'"
+    )
+    needed.add_argument("--std", help="by which the data was divided after that")
+    needed.add_argument("--bounds", help="smallest and largest value of the data, such as 0,1")
+    needed.add_argument("--shape", help="of one record, such as 1x28x28")
+    parser.add_argument("--data-dir", type=Path, help="where --public is looked for")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prepare(arguments)
+    import torch
+
+    from remnant.attacks import ATTACKS
+    from remnant.audit import without_truth
+    from remnant.cli.show import show_finding
+    from remnant.store import finish, open_run, read_finding, write_candidates, write_finding
+
+    with bars(arguments.quiet):
+        target, hashes = read_target(arguments)
+        attack = ATTACKS[arguments.attack]()
+        spec = {
+            "verb": f"reconstruct-{arguments.attack}",
+            "seed": arguments.seed,
+            "attack": dict(vars(attack)),
+            "model": arguments.model,
+            "records": arguments.records,
+            "shape": list(target.input_shape),
+            "bounds": target.bounds,
+            **hashes,
+        }
+        stored = open_run(arguments.out or default_directory(spec), spec)
+        if stored.finished:
+            finding = read_finding(stored)
+        else:
+            generator = torch.Generator().manual_seed(arguments.seed)
+            candidates = attack(target, generator=generator)
+            finding = without_truth(candidates, attack=arguments.attack)
+            write_candidates(stored, candidates)
+            write_sheet(stored, candidates, arguments.attack)
+            write_finding(stored, finding)
+            finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
+    show_finding(finding, stored, arguments)
+    return DONE
+
+
+def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
+    """The target that the flags describe, and hashes of all that was read."""
+    from remnant.data import load
+    from remnant.models import align, load_weights, read_weights
+    from remnant.store import hash_tensors
+    from remnant.types import Knowledge, Target
+
+    if arguments.records is not None and arguments.records < 1:
+        raise InputError(expected("--records", "at least 1", arguments.records))
+    final = read_weights(arguments.weights)
+    model, shape = read_model(arguments.model, final)
+    load_weights(model, final, what=f"--weights {arguments.weights}")
+    initial = align(model, read_weights(arguments.initial), what=f"--initial {arguments.initial}")
+    public = load(arguments.public, data_dir=arguments.data_dir) if arguments.public else None
+    shape = read_shape(arguments.shape, public, shape)
+    scaling = read_scaling(arguments.mean, arguments.std, public, shape)
+    target = Target(
+        model=model,
+        input_shape=shape,
+        bounds=read_bounds(arguments.bounds),
+        scaling=scaling,
+        knowledge=Knowledge(
+            initial=initial,
+            records=arguments.records,
+            public=None if public is None else public.inputs,
+        ),
+    )
+    hashes = {
+        "weights": hash_tensors(target.weights),
+        "initial": hash_tensors(initial),
+        "scaling": hash_tensors({"mean": scaling.mean, "std": scaling.std}),
+    }
+    return target, hashes
+
+
+def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ...]]:
+    """The model of --model, or the dense stack that the weights are; and its input shape."""
+    import torch
+
+    from remnant.models import build, infer_model, parse_model
+
+    if text is None:
+        text = infer_model(weights)
+        if text is None:
+            do = "give --model, such as file.py:factory"
+            raise InputError(expected("--weights", "a plain stack of dense layers", "another", do))
+    spec = parse_model(text)
+    return build(spec, generator=torch.Generator().manual_seed(0)), spec.input_shape
+
+
+def read_shape(
+    text: str | None, public: Examples | None, model: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The shape of one record: --shape, else that of public data, else the model's own."""
+    if text is not None:
+        parts = text.lower().split("x")
+        if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise InputError(expected("--shape", "sizes such as 1x28x28", repr(text)))
+        shape = tuple(int(part) for part in parts)
+    elif public is not None:
+        shape = public.shape
+    else:
+        shape = model
+    if not shape:
+        raise InputError("--shape: expected the shape of one record, got nothing; such as 1x28x28")
+    if model and math.prod(shape) != math.prod(model):
+        raise InputError(expected("shape of a record", f"{math.prod(model)} numbers", shape))
+    return shape
+
+
+def read_scaling(
+    mean: str | None, std: str | None, public: Examples | None, shape: tuple[int, ...]
+) -> Scaling:
+    import torch
+
+    from remnant.data import mean_image
+    from remnant.types import Scaling
+
+    if mean == "public":
+        if public is None:
+            raise InputError("--mean public: expected public data, got none; give --public")
+        middle = mean_image(public)
+    else:
+        middle = torch.zeros(()) if mean is None else read_numbers("--mean", mean, shape)
+    spread = torch.ones(()) if std is None else read_numbers("--std", std, shape)
+    return Scaling(mean=middle, std=spread)
+
+
+def read_numbers(flag: str, text: str, shape: tuple[int, ...]) -> Tensor:
+    """One number, one per channel (0.49,0.48,0.45), or the only tensor of a safetensors file."""
+    import torch
+
+    from remnant.models import read_weights
+
+    if text.endswith(".safetensors"):
+        tensors = list(read_weights(text).values())
+        if len(tensors) != 1 or tensors[0].numel() not in (1, math.prod(shape)):
+            got = [tuple(t.shape) for t in tensors]
+            raise InputError(expected(f"{flag} {text}", f"one tensor of shape {shape}", got))
+        return tensors[0].reshape(() if tensors[0].numel() == 1 else shape)
+    numbers = torch.tensor(parse_floats(flag, text))
+    if len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) != shape[0]:
+        raise InputError(expected(flag, f"1 or {shape[0]} numbers", len(numbers)))
+    return numbers.reshape(-1, *[1] * (len(shape) - 1))
+
+
+def read_bounds(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    numbers = parse_floats("--bounds", text)
+    if len(numbers) != 2 or not numbers[0] < numbers[1]:
+        raise InputError(expected("--bounds", "two rising numbers such as 0,1", repr(text)))
+    return numbers[0], numbers[1]
+
+
+def parse_floats(flag: str, text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(math.isfinite(number) for number in numbers):
+        raise InputError(expected(flag, "numbers such as 0.5 or 0.5,0.5,0.5", repr(text)))
+    return numbers
+
+
+def write_sheet(run: Run, candidates: Candidates, attack: str) -> None:
+    """The contact sheet, where records look like images: also d numbers that fill a square."""
+    from remnant.report import candidates_sheet, draw_sheet, drawable
+    from remnant.store import write_bytes
+
+    shape = as_image(tuple(candidates.inputs.shape[1:]))
+    if len(candidates) and drawable(shape):
+        pictures = candidates.inputs.reshape(-1, *shape)
+        shown = dataclasses.replace(candidates, inputs=pictures)
+        write_bytes(run, "sheet.png", draw_sheet(**candidates_sheet(shown, attack=attack)))
+
+
+def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) != 1:
+        return shape
+    for channels in (1, 3):
+        side = math.isqrt(shape[0] // channels)
+        if side >= 8 and channels * side * side == shape[0]:
+            return channels, side, side
+    return shape

@@ -1,0 +1,92 @@
+"""A finding as a short table, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from remnant.store import Run
+from remnant.types import Finding
+
+NULL_NAMES = {
+    "held_out": "null: held-out records",
+    "nearest_public": "null: nearest public record",
+    "blends": "null: blends of two records",
+    "span_noise": "null: noise in their span",
+}
+FILES = ("sheet.png", "curve.png", "spectrum.png", "finding.json", "candidates.safetensors")
+
+
+def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> None:
+    """Print it, unless --quiet."""
+    if arguments.json:
+        print(finding.to_json(), end="")
+        return
+    if arguments.quiet:
+        return
+    console = Console(highlight=False)
+    console.print(Text(headline(finding), style="bold"))
+    console.print(Text(finding.reason))
+    if finding.records is not None:
+        console.print(scores_table(finding))
+    seconds = read_seconds(run)
+    if seconds:
+        console.print(Text(seconds, style="dim"))
+    written = [name for name in FILES if (run.path / name).exists()]
+    again = " (done before; remove the directory to run it again)" if run.finished else ""
+    console.print(Text(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
+
+
+def headline(finding: Finding) -> str:
+    counted = "unknown" if finding.counted is None else f"{finding.counted}"
+    if finding.records is None:
+        certified = finding.figures.get("certified", 0)
+        return (
+            f"{finding.attack}: {finding.status}; records counted {counted}, certified {certified}"
+        )
+    recovered = f"{finding.recovered} of {finding.records} records recovered"
+    return f"{finding.attack}: {finding.status}; {recovered}, counted {counted}"
+
+
+def scores_table(finding: Finding) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = (
+        "",
+        f"corr > {finding.threshold:g}",
+        "median sq. L2",
+        "max sq. L2",
+        "SSIM > 0.4",
+    )
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    table.add_row("reconstructions", *_cells(finding.summary, finding.records), style="bold")
+    for name, words in NULL_NAMES.items():
+        if name in finding.nulls:
+            table.add_row(words, *_cells(finding.nulls[name], finding.records))
+    return table
+
+
+def _cells(summary: Mapping[str, Any], records: int | None) -> list[str]:
+    return [
+        f"{summary['recovered']}/{records}",
+        _number(summary["median_squared_l2"]),
+        _number(summary["max_squared_l2"]),
+        "-" if summary["good_ssim"] is None else f"{summary['good_ssim']}/{records}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def read_seconds(run: Run) -> str:
+    """What each stage took, from run.json as it is now."""
+    from remnant.store import read_run
+
+    timings = read_run(run.path).record.get("timings", {})
+    return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in timings.items())

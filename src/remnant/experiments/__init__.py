@@ -1,0 +1,1 @@
+"""Runnable studies: one file each."""

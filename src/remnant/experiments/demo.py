@@ -1,0 +1,211 @@
+"""The demo: train on a few records, keep the initial weights, take the records back out.
+
+Stages leave their result in the run's directory, so an interrupted demo goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remnant.attacks import NTK
+from remnant.audit import assess
+from remnant.data import Split, binary_task, load, mean_image, split
+from remnant.errors import InputError, expected
+from remnant.models import build, load_weights, save_weights
+from remnant.progress import task
+from remnant.report import (
+    curve_data,
+    draw_curve,
+    draw_sheet,
+    draw_spectrum,
+    drawable,
+    finding_sheet,
+    spectrum_data,
+)
+from remnant.store import (
+    CANDIDATES_FILE,
+    Run,
+    finish,
+    hash_tensors,
+    load_state,
+    read_candidates,
+    save_state,
+    write_bytes,
+    write_candidates,
+    write_finding,
+    write_json,
+)
+from remnant.training import SGD, GradientDescent, train
+from remnant.types import Candidates, Examples, Finding, Knowledge, Scaling, Target
+
+PUBLIC_LIMIT = 5000  # more would only slow the oracle down
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """What is trained and on what. JSON values only: it is the run's spec."""
+
+    data: str = "faces"
+    task: str | None = None  # a binary task: odd-even, animal-vehicle
+    records: int = 50
+    width: int = 1024
+    depth: int = 2  # hidden layers
+    loss: str = "ce"
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    batch_size: int | None = None  # None = full batch
+    stop_loss: float = 0.02
+    epochs: int = 5000
+    seed: int = 0
+    attack: dict[str, Any] = field(default_factory=lambda: asdict(NTK()))
+
+    def __post_init__(self) -> None:
+        for name in ("records", "width", "depth", "epochs"):
+            if getattr(self, name) < 1:
+                raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))
+        if not 0 <= self.seed < 2**31:
+            raise InputError(expected("--seed", "0 to 2**31 - 1", self.seed))
+
+
+def generator_for(seed: int, purpose: str) -> torch.Generator:
+    """An independent stream per purpose, so that changing one stage leaves the others alone."""
+    digest = hashlib.sha256(f"{seed}:{purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def run_demo(demo: Demo, sides: Split, run: Run, *, device: str = "cpu") -> Finding:
+    """Everything, stage by stage; returns the finding that it wrote."""
+    timings: dict[str, float] = {}
+    scaling = Scaling(mean=mean_image(sides.public))
+    with timed(timings, "training"):
+        target = trained_target(demo, run, sides.train, scaling, device)
+    with timed(timings, "attack"):
+        candidates = attacked(demo, run, target)
+    with timed(timings, "scoring"):
+        finding = assess(
+            candidates,
+            attack="ntk",
+            truth=sides.train,
+            holdout=sides.holdout,
+            public=sides.public,
+            generator=generator_for(demo.seed, "nulls"),
+        )
+    with timed(timings, "pictures"):
+        write_pictures(run, finding, sides.train, candidates.inputs)
+    write_finding(run, finding)
+    hashes = {
+        "weights": hash_tensors(target.weights),
+        "initial": hash_tensors(target.knowledge.initial or {}),
+        "data": data_hash(sides),
+    }
+    finish(run, seeds={"seed": demo.seed}, hashes=hashes, timings=timings)
+    return finding
+
+
+def data_hash(sides: Split) -> str:
+    return hash_tensors({"inputs": sides.train.inputs, "labels": sides.train.labels})
+
+
+@contextmanager
+def timed(timings: dict[str, float], stage: str) -> Iterator[None]:
+    begun = time.perf_counter()
+    yield
+    timings[stage] = round(time.perf_counter() - begun, 3)
+
+
+def divide(demo: Demo, data_dir: Path | None) -> Split:
+    """Disjoint records: trained on, held out (as many, if there are), public (the rest)."""
+    with task("reading data"):
+        examples = load(demo.data, data_dir=data_dir)
+        if demo.task:
+            examples = binary_task(examples, demo.task)
+    rest = len(examples) - demo.records
+    holdout = min(demo.records, max(1, (4 * rest) // 5))
+    public = min(PUBLIC_LIMIT, rest - holdout)
+    if public < 1:
+        do = f"{examples.name} has {len(examples)} in all"
+        raise InputError(expected("--records", f"at most {len(examples) - 2}", demo.records, do))
+    return split(examples, train=demo.records, public=public, holdout=holdout, seed=demo.seed)
+
+
+def model_string(demo: Demo, examples: Examples, classes: int) -> str:
+    outputs = 1 if classes == 2 and demo.loss in ("bce", "mse") else max(1, classes)
+    sizes = [math.prod(examples.shape), *[demo.width] * demo.depth, outputs]
+    return "mlp:" + "-".join(str(size) for size in sizes)
+
+
+def trained_target(
+    demo: Demo, run: Run, examples: Examples, scaling: Scaling, device: str
+) -> Target:
+    """Train the model, or take it from an interrupted run, and hand over what leaks."""
+    text = model_string(demo, examples, examples.classes)
+    model = build(text, generator=generator_for(demo.seed, "weights"))
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    final = load_state(run, "trained")
+    if final is None:
+        result = train(
+            model.to(device),
+            examples,
+            recipe(demo),
+            scaling=scaling,
+            generator=generator_for(demo.seed, "batches"),
+        )
+        final = {name: p.cpu() for name, p in result.final.items()}
+        save_weights(run.path / "initial.safetensors", initial)
+        save_weights(run.path / "weights.safetensors", final)
+        save_weights(run.path / "mean.safetensors", {"mean": scaling.mean})
+        write_json(run, "training.json", {"model": text, **result.ledger})
+        save_state(run, "trained", final)  # last: from here on an interrupted demo goes on
+    load_weights(model.cpu(), final)
+    return Target(
+        model=model,
+        input_shape=examples.shape,
+        bounds=examples.bounds,
+        scaling=scaling,
+        knowledge=Knowledge(initial=initial),
+    )
+
+
+def recipe(demo: Demo) -> SGD | GradientDescent:
+    common: dict[str, Any] = {
+        "lr": demo.lr,
+        "momentum": demo.momentum,
+        "weight_decay": demo.weight_decay,
+        "loss": demo.loss,
+        "stop_loss": demo.stop_loss,
+    }
+    if demo.batch_size is None:
+        return GradientDescent(steps=demo.epochs, **common)
+    return SGD(epochs=demo.epochs, batch_size=demo.batch_size, **common)
+
+
+def attacked(demo: Demo, run: Run, target: Target) -> Candidates:
+    """Run the attack, or take its candidates from an interrupted run."""
+    if (run.path / CANDIDATES_FILE).exists():
+        return read_candidates(run)
+    candidates = NTK(**demo.attack)(target, generator=generator_for(demo.seed, "attack"))
+    write_candidates(run, candidates)
+    return candidates
+
+
+def write_pictures(run: Run, finding: Finding, truth: Examples, inputs: Tensor) -> None:
+    """The contact sheet (images only), the reconstruction curve and the spectrum."""
+    with task("drawing"):
+        if drawable(truth.shape):
+            sheet = draw_sheet(**finding_sheet(finding, truth, inputs))
+            write_bytes(run, "sheet.png", sheet)
+        write_bytes(run, "curve.png", draw_curve(curve_data(finding)))
+        spectrum = spectrum_data(finding)
+        if spectrum is not None:
+            write_bytes(run, "spectrum.png", draw_spectrum(spectrum))
