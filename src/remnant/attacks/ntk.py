@@ -47,6 +47,10 @@ class NTK:
         count = spectrum.count if spectrum.clear else target.knowledge.records
         if count is None:
             return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
+        width = len(change)
+        if 2 * count > width:
+            reason = f"{count} records at width {width}: past width / 2 they are not determined"
+            return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
         recovery = self.solve(evidence, pair, count, generator)
         return conclude(target, evidence, spectrum, recovery, count)
 
@@ -71,11 +75,18 @@ def applicable(target: Target) -> Pair | str:
     pair = first_pair(target.model)
     if isinstance(pair, str):
         return pair
+    if next_is_last(target.model, pair):
+        return "the exact solver needs at least two hidden layers"
     if not isinstance(pair.activation, nn.ReLU):
         return f"the first activation must be ReLU, it is {type(pair.activation).__name__}"
     if pair.first.bias is None:
         return "the first layer has no bias, so the scale of a record is not determined"
     return pair
+
+
+def next_is_last(model: nn.Module, pair: Pair) -> bool:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return f"{names[-1]}.weight" == pair.next.weight
 
 
 def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
@@ -116,7 +127,9 @@ def conclude(
     certified = int(passed.sum())
     confidence = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active) * (0.5 + 0.5 * passed)
     order = confidence.argsort(descending=True, stable=True)
-    labels = read_labels(target.model, evidence, model_inputs) if len(data) else None
+    labels = None
+    if len(data):
+        labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
     basics = seen(spectrum, count)
     return Candidates(
         inputs=data[order].float(),

@@ -37,6 +37,12 @@ def add(verbs: Any) -> None:
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, help=text, default=argparse.SUPPRESS)
     parser.add_argument(
+        "--balanced",
+        action=argparse.BooleanOptionalAction,
+        help="as many records of each class (default: balanced)",
+        default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
         "--data-dir", type=Path, help="where data files are looked for (or REMNANT_DATA)"
     )
     parser.set_defaults(run=run)
@@ -48,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
     from remnant.store import open_run, read_finding
 
-    given = {name: value for name, value in vars(arguments).items() if name in FLAGS}
+    given = {name: value for name, value in vars(arguments).items() if name in {*FLAGS, "balanced"}}
     demo = Demo(seed=arguments.seed, **given)
     with bars(arguments.quiet):
         sides = divide(demo, arguments.data_dir)

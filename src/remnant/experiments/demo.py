@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Demo:
     data: str = "faces"
     task: str | None = None  # a binary task: odd-even, animal-vehicle
     records: int = 50
+    balanced: bool = True  # as many records of each class
     width: int = 1024
     depth: int = 2  # hidden layers
     loss: str = "ce"
@@ -76,6 +77,7 @@ class Demo:
                 raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))
         if not 0 <= self.seed < 2**31:
             raise InputError(expected("--seed", "0 to 2**31 - 1", self.seed))
+        recipe(self)  # a fault in it is better known now than after reading the data
 
 
 def generator_for(seed: int, purpose: str) -> torch.Generator:
@@ -87,7 +89,7 @@ def generator_for(seed: int, purpose: str) -> torch.Generator:
 def run_demo(demo: Demo, sides: Split, run: Run, *, device: str = "cpu") -> Finding:
     """Everything, stage by stage; returns the finding that it wrote."""
     timings: dict[str, float] = {}
-    scaling = Scaling(mean=mean_image(sides.public))
+    scaling = scaling_by(sides.public)
     with timed(timings, "training"):
         target = trained_target(demo, run, sides.train, scaling, device)
     with timed(timings, "attack"):
@@ -131,12 +133,28 @@ def divide(demo: Demo, data_dir: Path | None) -> Split:
         if demo.task:
             examples = binary_task(examples, demo.task)
     rest = len(examples) - demo.records
-    holdout = min(demo.records, max(1, (4 * rest) // 5))
-    public = min(PUBLIC_LIMIT, rest - holdout)
-    if public < 1:
+    holdout = min(demo.records, (4 * rest) // 5)
+    if holdout < 1:
         do = f"{examples.name} has {len(examples)} in all"
         raise InputError(expected("--records", f"at most {len(examples) - 2}", demo.records, do))
-    return split(examples, train=demo.records, public=public, holdout=holdout, seed=demo.seed)
+    sides = split(
+        examples,
+        train=demo.records,
+        public=None,
+        holdout=holdout,
+        seed=demo.seed,
+        balanced=demo.balanced,
+    )
+    shown = min(PUBLIC_LIMIT, len(sides.public))
+    return replace(sides, public=sides.public.take(range(shown)))
+
+
+def scaling_by(public: Examples) -> Scaling:
+    """Images: less the mean image. Tables: standardised, feature by feature. From public data."""
+    if public.bounds is not None:
+        return Scaling(mean=mean_image(public))
+    std = public.inputs.std(0)
+    return Scaling(mean=mean_image(public), std=torch.where(std > 0, std, torch.ones_like(std)))
 
 
 def model_string(demo: Demo, examples: Examples, classes: int) -> str:
@@ -165,6 +183,8 @@ def trained_target(
         save_weights(run.path / "initial.safetensors", initial)
         save_weights(run.path / "weights.safetensors", final)
         save_weights(run.path / "mean.safetensors", {"mean": scaling.mean})
+        if scaling.std.numel() > 1:
+            save_weights(run.path / "std.safetensors", {"std": scaling.std})
         write_json(run, "training.json", {"model": text, **result.ledger})
         save_state(run, "trained", final)  # last: from here on an interrupted demo goes on
     load_weights(model.cpu(), final)

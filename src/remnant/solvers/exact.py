@@ -18,12 +18,13 @@ from torch.nn.functional import normalize
 from remnant.progress import task
 from remnant.solvers.algebra import complement, distinct
 from remnant.solvers.certificate import Certificate, certify
-from remnant.solvers.duals import FORGIVING, GRADUAL, null_vectors, share_of_zeros
+from remnant.solvers.duals import FORGIVING, GRADUAL, leaning, null_vectors, share_of_zeros
 from remnant.solvers.graph import find_points, refine_points
 from remnant.solvers.problem import Problem
 from remnant.solvers.spans import Span
 
 NEARLY_ZERO = 0.03  # of a dual's root-mean-square, while the dual is still rough
+SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 REFITS = (5e-3, 2e-3, 5e-4, 1.25e-4)  # the exact zeros sharpen from one refit to the next
 
 
@@ -49,9 +50,13 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovery:
-    """inputs: k x d in the model's scale. complete: as many as the spectrum counts were found."""
+    """inputs: k x d in the model's scale; duals: k x w, what each neuron learned of each record.
+
+    complete: as many as the spectrum counts were found.
+    """
 
     inputs: Tensor
+    duals: Tensor
     certificate: Certificate
     complete: bool
     rounds: int
@@ -64,23 +69,27 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
     found = Found(
         z=torch.zeros(0, n, dtype=torch.float64), y=torch.zeros(0, n, dtype=torch.float64)
     )
-    rounds, stall, best_score, series = 0, 0, 0.0, [0.0]
+    most, rounds, stall, barren, best_score, series = found, 0, 0, 0, 0.0, [0.0]
     with task("searching for records", n) as step:
-        while len(found) < n and stall < search.patience:
+        while len(found) < n and barren < search.patience:
             y, z, score = propose(problem, found, stall, search, generator)
             top = score.sort()[0][-max(1, len(score) // 4) :].median()
             best_score = max(best_score, float(top))
             before = len(found)
             found = accept(problem, found, y, z, score, best_score, stall)
             rounds, stall = rounds + 1, 0 if len(found) > before else stall + 1
+            barren = 0 if len(found) > len(most) else barren + 1
+            most = found if len(found) > len(most) else most
             if stall and stall % 6 == 0 and len(found) > n // 2:
                 found = give_back(problem, found)
             step(len(found) - before, note=f"{len(found)} of {n}")
             series.append(float(len(found)))
+    found = most
     inputs, z = finish(problem, found, generator)
     certificate = certify(problem, inputs, z)
     return Recovery(
         inputs=inputs[:, :-1],
+        duals=oriented(problem, inputs, z) @ problem.span.left.T,
         certificate=certificate,
         complete=len(found) == n,
         rounds=rounds,
@@ -117,11 +126,25 @@ def propose(
         y = y[distinct(y @ start.T, 0.99)] @ basis.T
     margin = problem.margin(y)
     # A stalled search takes fewer neurons for silent, by a wider margin, and forgives more of them.
-    clear = 0.1 * (1 + stall % 4)
-    silent = torch.sigmoid(-(margin + clear) / (0.5 * clear))
+    silent = clearly_silent(margin, 0.1 * (1 + stall % 4), n)
     left = problem.span.left
-    z = null_vectors(left, silent, generator=generator, widths=FORGIVING if stall else GRADUAL)
+    # Points are found more surely than duals: what is known of the others leads to the right one.
+    away = leaning(problem.span.scale, found.y, y if stall % 2 else None)
+    z = null_vectors(
+        left,
+        silent,
+        generator=generator,
+        widths=FORGIVING if stall % 3 == 2 else GRADUAL,
+        away=len(left) * away,
+    )
     return y, z, share_of_zeros(left, z, NEARLY_ZERO) - wrongly_active(left, z, margin)
+
+
+def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
+    """k x w of 0 and 1: silent neurons by that margin, but enough of them to fix a dual."""
+    enough = min(margin.shape[1], int(1.5 * count) + 4)
+    least = margin.sort(1).values[:, enough - 1 : enough]
+    return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
 
 
 def wrongly_active(left: Tensor, z: Tensor, margin: Tensor) -> Tensor:
@@ -141,7 +164,7 @@ def accept(
     for i in score.argsort(descending=True).tolist():
         if len(found) == n or float(score[i]) <= threshold:
             break
-        if len(found) == 0 or float((found.z @ z[i]).abs().max()) < 0.95:
+        if len(found) == 0 or float((found.z @ z[i]).abs().max()) < SAME_DUAL:
             found = Found(
                 z=torch.cat([found.z, z[i : i + 1]]), y=torch.cat([found.y, y[i : i + 1]])
             )
@@ -190,6 +213,12 @@ def solve_records(span: Span, z: Tensor) -> Tensor:
     return to_inputs(torch.linalg.solve(z.T, span.scale[:, None] * span.right))
 
 
+def oriented(problem: Problem, records: Tensor, z: Tensor) -> Tensor:
+    """Duals with their scale and sign: M = sum_i a_i x~_i^T makes (z_i / scale) . y_i = 1."""
+    product = (z / problem.span.scale * (records @ problem.span.right.T)).sum(1, keepdim=True)
+    return z / torch.where(product.abs() < 1e-12, torch.ones_like(product), product)
+
+
 def to_inputs(directions: Tensor) -> Tensor:
     """Divide each row by its last coordinate, which stands for the bias' 1."""
     last = directions[:, -1:]
@@ -204,12 +233,12 @@ def repair(problem: Problem, z: Tensor, generator: torch.Generator) -> Tensor | 
     suspects = (wrong > max(0.05, 2 * float(wrong.median()))).nonzero()[:, 0]
     if not len(suspects):
         return None
-    silent = torch.sigmoid(-(margin[suspects] + 0.05) / 0.025)
+    silent = clearly_silent(margin[suspects], 0.05, problem.count)
     fresh = null_vectors(left, silent, generator=generator, widths=GRADUAL)
     overlap = (fresh @ z.T).abs()
     overlap[torch.arange(len(suspects)), suspects] = 0
     sparser = _log_size(left, fresh) < _log_size(left, z[suspects]) - 1e-6
-    take = sparser & (overlap.max(1).values < 0.95)
+    take = sparser & (overlap.max(1).values < SAME_DUAL)
     if not bool(take.any()):
         return None
     z = z.clone()

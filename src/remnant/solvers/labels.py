@@ -1,4 +1,4 @@
-"""Labels of recovered records, from what the output layer learned of each."""
+"""Labels of recovered records, from what the first layer learned of each."""
 
 from __future__ import annotations
 
@@ -6,41 +6,31 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from remnant.types import Evidence, Weights
+from remnant.errors import InputError
+from remnant.gradients import layer_factors
+from remnant.types import Evidence
 
 
-def read_labels(model: nn.Module, evidence: Evidence, inputs: Tensor) -> Tensor | None:
-    """Class of each record in `inputs` (k x shape, the model's scale); None without a dense output.
+def read_labels(
+    model: nn.Module, evidence: Evidence, inputs: Tensor, duals: Tensor
+) -> Tensor | None:
+    """Class of each record: inputs k x shape in the model's scale, duals k x w, None if unknown.
 
-    The output layer's change is sum_i r_i h_i^T, r_i the residual of record i added up over the
-    training: largest at the record's own class, or of the class' sign with a single output.
+    A record's dual is sum_c r_c s_c, s_c the signal of class c at the first layer and r_c the
+    record's residual added up over the training, which is largest at its own class. Each record is
+    read from its own dual alone. A single output tells no class (it may be a regression).
     """
     model = copy.deepcopy(model).double().eval()
-    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    if not layers:
-        return None
-    name, layer = layers[-1]
-    features = [_features(model, layer, at, inputs) for at in (evidence.start, evidence.end)]
-    h = (features[0] + features[1]) / 2  # the training moved between the two
-    change = evidence.vector[f"{name}.weight"]
-    if layer.bias is not None:
-        h = torch.cat([h, torch.ones(len(h), 1, dtype=h.dtype)], dim=1)
-        change = torch.cat([change, evidence.vector[f"{name}.bias"][:, None]], dim=1)
-    residuals: Tensor = torch.linalg.lstsq(h.T, change.T, driver="gelsd").solution  # k x c
-    if residuals.shape[1] == 1:
-        return (residuals[:, 0] > 0).long()
-    return residuals.argmax(1)
-
-
-def _features(model: nn.Module, layer: nn.Linear, weights: Weights, inputs: Tensor) -> Tensor:
-    """What enters the output layer."""
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     try:
-        with torch.no_grad():
-            functional_call(model, dict(weights), (inputs.double(),))
-    finally:
-        hook.remove()
-    return seen[-1]
+        ends = [
+            layer_factors(model, inputs.double(), weights=weights)[0].signals
+            for weights in (evidence.start, evidence.end)
+        ]
+    except InputError:  # not a plain stack
+        return None
+    signals = (ends[0] + ends[1]) / 2  # k x c x w; the training moved between the two
+    if signals.shape[1] < 2:
+        return None
+    residuals = torch.linalg.lstsq(signals.mT, duals[:, :, None], driver="gelsd").solution
+    return residuals[:, :, 0].argmax(1)

@@ -34,7 +34,7 @@ class Problem:
 
 
 def _in_spreads(t: Tensor) -> Tensor:
-    return t / t.std(1, keepdim=True)
+    return t / t.std(1, keepdim=True) if len(t) else t
 
 
 def pose(

@@ -17,6 +17,9 @@ from torch import Tensor
 # Rounding errors of many steps add up, hence the room above the rounding of a single one.
 SMALLEST_GAP = 5.0
 ROUNDING_ROOM = 1e3
+# The last few of any spectrum fall steeply, so a gap needs some values below it (fewer in a table
+# of few features).
+FEWEST_NOISE_VALUES = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +57,8 @@ def count_records(change: Tensor, weights: Tensor, precision: float) -> Spectrum
     level = rounding_level(weights, precision)
     # Differences below rounding mean nothing (pixels that are always black give exact zeros).
     floored = values.clamp(min=max(0.1 * level, 1e-14 * float(values[0])))
-    ratios = floored[:-1] / floored[1:]
+    below = max(1, min(FEWEST_NOISE_VALUES, len(values) // 20))
+    ratios = (floored[:-1] / floored[1:])[: max(1, len(values) - below)]
     count = int(ratios.argmax()) + 1
     gap = float(ratios[count - 1])
     clear = gap > SMALLEST_GAP and float(values[count]) < ROUNDING_ROOM * level

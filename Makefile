@@ -1,0 +1,45 @@
+# make demo   train a model on faces and take the faces back out of its weights
+# make test   lint, types and tests
+# make bench  fast paths beside the obvious way, in one run
+# Each makes .venv and installs what it needs first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SEED ?= 0
+
+.PHONY: demo test bench clean
+
+demo: .venv/installed
+	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
+	$(BIN)/remnant demo --seed $(SEED)
+
+test: .venv/installed-dev
+	@echo "== test: lint (ruff), types (mypy), tests (pytest)"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+bench: .venv/installed
+	@echo "== bench: Gram matrix, layerwise against stacked per-sample gradients"
+	$(BIN)/python benchmarks/gram.py
+
+.venv/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "expected Python 3.11 or newer, got $$($(PYTHON) --version); set PYTHON=python3.12"; exit 2; }
+	@echo "== making .venv with $$($(PYTHON) --version)"
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/installed: .venv/python pyproject.toml
+	@echo "== installing remnant and what it needs (a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/python pyproject.toml
+	@echo "== installing remnant with its test tools (a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ .venv/installed
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,133 @@
+"""The attack on models as users have them: what it returns, and when it says that it cannot."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from remnant.attacks import ATTACKS, NTK
+from remnant.scoring import centred_correlation
+from remnant.types import Candidates, Knowledge, Status, Target
+from targets import faces_target
+
+
+def attack(target, **settings):
+    return NTK(**settings)(target, generator=torch.Generator().manual_seed(0))
+
+
+def with_initial(target, initial):
+    return dataclasses.replace(target, knowledge=Knowledge(initial=initial))
+
+
+def test_every_record_comes_back_with_its_label_and_without_public_data():
+    target, truth, labels = faces_target()
+    before = {name: p.clone() for name, p in target.weights.items()}
+    found = attack(target)
+    assert found.status is Status.COMPLETE
+    assert found.figures["counted"] == found.figures["certified"] == len(truth) == len(found)
+    correlation = centred_correlation(truth, found.inputs)
+    assert float(correlation.max(1).values.min()) > 0.9999
+    assert found.labels[correlation.argmax(1)].equal(labels)
+    assert float(found.confidence.min()) > 0.8
+    assert all(torch.equal(before[name], p) for name, p in target.weights.items())
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    target, _, _ = faces_target()
+    first, second = attack(target), attack(target)
+    assert first.inputs.numpy().tobytes() == second.inputs.numpy().tobytes()
+    assert first.confidence.equal(second.confidence)
+
+
+def test_a_third_hidden_layer_changes_nothing():
+    target, truth, _ = faces_target(depth=3)
+    found = attack(target)
+    assert found.status is Status.COMPLETE
+    assert float(centred_correlation(truth, found.inputs).max(1).values.min()) > 0.9999
+
+
+def test_adam_leaves_no_gap_and_that_is_said():
+    target, _, _ = faces_target(optimiser="adam")
+    found = attack(target)
+    assert found.status is Status.INCONCLUSIVE
+    assert "no gap" in found.reason
+    assert "Adam" in found.reason
+    assert len(found) == 0
+    assert found.figures["counted"] is None
+
+
+def test_a_wrong_count_given_by_hand_certifies_nothing():
+    target, _, _ = faces_target(optimiser="adam")
+    known = dataclasses.replace(target.knowledge, records=12)
+    found = attack(dataclasses.replace(target, knowledge=known), patience=2)
+    assert found.status is Status.INCONCLUSIVE
+    assert found.figures["certified"] == 0
+
+
+def test_weights_that_did_not_move_are_inconclusive():
+    target, _, _ = faces_target()
+    found = attack(with_initial(target, target.weights))
+    assert found.status is Status.INCONCLUSIVE
+    assert "no training" in found.reason
+
+
+def test_initial_weights_of_another_run_are_inconclusive():
+    target, _, _ = faces_target()
+    other, _, _ = faces_target(seed=1)
+    found = attack(with_initial(target, other.knowledge.initial))
+    assert found.status is Status.INCONCLUSIVE
+
+
+def stack(activation, bias=True):
+    layers = [nn.Linear(4, 8, bias=bias), activation(), nn.Linear(8, 8), activation()]
+    return nn.Sequential(*layers, nn.Linear(8, 2))
+
+
+def nothing(model, shape, initial=True):
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    knowledge = Knowledge(initial=weights if initial else None)
+    return Target(model=model, input_shape=shape, knowledge=knowledge)
+
+
+@pytest.mark.parametrize(
+    ("model", "initial", "reason"),
+    [
+        (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), False, "initial weights"),
+        (stack(nn.Tanh), True, "it is Tanh"),
+        (stack(nn.ReLU, bias=False), True, "no bias"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), True, "Conv2d"),
+        (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8)), True, "BatchNorm1d does"),
+        (nn.Bilinear(2, 2, 2), True, "begins with Bilinear"),
+    ],
+)
+def test_what_is_not_met_is_named(model, initial, reason):
+    found = attack(nothing(model, (4,), initial))
+    assert found.status is Status.NOT_APPLICABLE
+    assert reason in found.reason
+    assert len(found) == 0
+
+
+def test_one_hidden_layer_is_said_not_to_apply():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    found = attack(nothing(model, (4,)))
+    assert found.status is Status.NOT_APPLICABLE
+    assert "two hidden layers" in found.reason
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_conforms(name):
+    """Frozen keyword-only settings, one call, candidates in the data's scale, no side effect."""
+    kind = ATTACKS[name]
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    assert all(f.kw_only for f in dataclasses.fields(kind))
+    target, _, _ = faces_target()
+    state = torch.get_rng_state()
+    weights = copy.deepcopy(dict(target.weights))
+    found = kind()(target, generator=torch.Generator().manual_seed(0))
+    assert isinstance(found, Candidates)
+    assert tuple(found.inputs.shape[1:]) == target.input_shape
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(weights[n], p) for n, p in target.weights.items())

@@ -1,0 +1,245 @@
+"""The command as a user types it: results, repeats, interruptions and every kind of bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from remnant.cli import main
+from remnant.models import save_weights
+from targets import faces_target
+
+SMALL = ["--records", "12", "--width", "192", "--stop-loss", "0.05"]
+
+
+def files(target, folder):
+    """The target's checkpoints as a user has them: a state dict and a safetensors file."""
+    torch.save(target.model.state_dict(), folder / "after.pt")
+    save_weights(folder / "before.safetensors", target.knowledge.initial)
+    save_weights(folder / "mean.safetensors", {"mean": target.scaling.mean})
+    return ["--weights", str(folder / "after.pt"), "--initial", str(folder / "before.safetensors")]
+
+
+def test_demo_recovers_everything_and_writes_what_it_promises(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["demo", *SMALL, "--out", str(out), "--json"]) == 0
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["schema"] == "remnant.finding/1"
+    assert finding["counted"] == finding["recovered"] == finding["records"] == 12
+    assert finding["summary"]["max_squared_l2"] < 1e-3
+    assert min(r["correlation"] for r in finding["per_record"]) > 0.99
+    assert finding["nulls"]["held_out"]["recovered"] < 3
+    assert json.loads((out / "finding.json").read_text()) == finding
+    for name in ("sheet.png", "curve.png", "spectrum.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert load_file(out / "candidates.safetensors")["inputs"].shape == (12, 1, 25, 25)
+    record = json.loads((out / "run.json").read_text())
+    assert record["finished"]
+    assert record["seeds"] == {"seed": 0}
+    assert set(record["hashes"]) == {"weights", "initial", "data"}
+    assert out.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in out.iterdir())
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path, capsys):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert main(["demo", *SMALL, "--seed", str(seed), "--out", str(tmp_path / name)]) == 0
+    bytes_of = {n: (tmp_path / n / "candidates.safetensors").read_bytes() for n in "abc"}
+    assert bytes_of["a"] == bytes_of["b"] != bytes_of["c"]
+    assert "12 of 12 records recovered" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_shown_again_and_another_spec_is_refused(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["demo", *SMALL, "--out", out, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    stamp = (tmp_path / "run" / "candidates.safetensors").stat().st_mtime_ns
+    assert main(["demo", *SMALL, "--out", out]) == 0
+    assert "done before" in capsys.readouterr().out
+    assert (tmp_path / "run" / "candidates.safetensors").stat().st_mtime_ns == stamp
+    assert main(["demo", *SMALL, "--seed", "1", "--out", out]) == 2
+    assert "seed" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "remnant", "demo", *SMALL, "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (out / "state-trained.safetensors").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1] == (
+        "remnant: interrupted; the same command goes on from here"
+    )
+    assert main(["demo", *SMALL, "--out", str(out), "--quiet"]) == 0
+    whole = tmp_path / "whole"
+    assert main(["demo", *SMALL, "--out", str(whole), "--quiet"]) == 0
+    for name in ("candidates.safetensors", "finding.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_reconstruct_runs_on_a_plain_pytorch_checkpoint_without_truth(tmp_path, capsys):
+    target, truth, _ = faces_target()
+    out = tmp_path / "out"
+    given = files(target, tmp_path)
+    mean = ["--mean", str(tmp_path / "mean.safetensors"), "--bounds", "0,1"]
+    model = ["--model", "mlp:625-192-192-10"]
+    assert main(["reconstruct", "ntk", *model, *given, *mean, "--out", str(out)]) == 0
+    assert "12 of 12" in capsys.readouterr().out
+    found = load_file(out / "candidates.safetensors")
+    distance = torch.cdist(truth.flatten(1).double(), found["inputs"].flatten(1).double())
+    assert float(distance.min(1).values.max()) < 1e-2
+    assert found["confidence"].shape == (12,)
+    assert (out / "sheet.png").exists()
+    finding = json.loads((out / "finding.json").read_text())
+    assert finding["records"] is None
+    assert finding["figures"]["certified"] == 12
+
+
+def test_reconstruct_needs_no_model_string_for_a_dense_stack(tmp_path, capsys):
+    target, _, _ = faces_target()
+    given = files(target, tmp_path)
+    shaped = ["--public", "faces", "--mean", "public", "--shape", "1x25x25"]
+    out = ["--out", str(tmp_path / "out"), "--json"]
+    assert main(["reconstruct", "ntk", *given, *shaped, *out]) == 0
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["status"] == "complete"
+    assert load_file(tmp_path / "out/candidates.safetensors")["inputs"].shape == (12, 1, 25, 25)
+
+
+def bad_weights(folder, kind):
+    target, _, _ = faces_target()
+    weights = {name: w.clone() for name, w in target.weights.items()}
+    if kind == "nan":
+        weights["1.weight"][3, 4] = float("nan")
+    if kind == "shape":
+        weights["3.weight"] = weights["3.weight"][:, :7].contiguous()
+    save_file(weights, folder / "bad.safetensors")
+    if kind == "truncated":
+        data = (folder / "bad.safetensors").read_bytes()
+        (folder / "bad.safetensors").write_bytes(data[: len(data) // 2])
+    return ["--weights", str(folder / "bad.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("truncated", "bad.safetensors"),
+        ("nan", "1.weight"),
+        ("shape", "(192, 192)"),
+    ],
+)
+def test_bad_weights_are_one_line(tmp_path, capsys, kind, words):
+    target, _, _ = faces_target()
+    initial = files(target, tmp_path)[2:]
+    out = tmp_path / "out"
+    model = ["--model", "mlp:625-192-192-10"]
+    given = bad_weights(tmp_path, kind)
+    code = main(["reconstruct", "ntk", *model, *given, *initial, "--out", str(out)])
+    one_line(code, capsys, words)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--records", "0"], "--records: expected at least 1, got 0"),
+        (["demo", "--records", "99"], "--records: expected at most 98"),
+        (["demo", "--records", "many"], "--records"),
+        (["demo", "--width", "-5"], "--width: expected at least 1"),
+        (["demo", "--data", "no-such-set"], "no-such-set"),
+        (["demo", "--data", "no-such-file.npz"], "no-such-file.npz"),
+        (["demo", "--loss", "hinge"], "hinge"),
+        (["demo", "--lr", "nan"], "lr"),
+        (["demo", "--threads", "0"], "--threads: expected at least 1"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--data", "breast_cancer", "--task", "odd-even"], "breast_cancer"),
+        (["demo", "--batch-size", "0"], "batch"),
+        (["demo", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["frobnicate"], "frobnicate"),
+        ([], "VERB"),
+        (["reconstruct", "ntk"], "--weights"),
+        (["reconstruct", "ntk", "--weights", "x.pt", "--initial", "y.pt"], "x.pt"),
+    ],
+)
+def test_bad_flags_are_one_line(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    one_line(main(arguments), capsys, words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--shape", "1x5"], "625 numbers"),
+        (["--shape", "axb"], "--shape"),
+        (["--mean", "0.1,0.2", "--shape", "1x25x25"], "--mean: expected 1 or 1 numbers"),
+        (["--mean", "soon"], "--mean"),
+        (["--mean", "public"], "give --public"),
+        (["--std", "0"], "std"),
+        (["--bounds", "1,0"], "--bounds"),
+        (["--records", "0"], "--records: expected at least 1"),
+        (["--model", "mlp:10-10-10"], "expected"),
+        (["--model", "mlp:"], "mlp:"),
+        (["--model", "nothing.py:make"], "nothing.py"),
+    ],
+)
+def test_bad_reconstruct_flags_are_one_line(tmp_path, capsys, flags, words):
+    target, _, _ = faces_target()
+    given = files(target, tmp_path)
+    out = tmp_path / "out"
+    one_line(main(["reconstruct", "ntk", *given, *flags, "--out", str(out)]), capsys, words)
+    assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    one_line(main(["demo", *SMALL, "--out", str(tmp_path / "file" / "run")]), capsys, "file")
+    (tmp_path / "file").unlink()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("keep me")
+    one_line(main(["demo", *SMALL, "--out", str(tmp_path / "mine")]), capsys, "other files")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def one_line(code, capsys, words):
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("remnant: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+
+
+@pytest.mark.parametrize("verb", [["demo"], ["reconstruct", "ntk"]])
+def test_help_has_an_example_and_the_shared_flags(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*verb, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "example: remnant " + " ".join(verb) in text
+    for flag in ("--seed", "--out", "--quiet", "--json", "--device", "--threads"):
+        assert flag in text
+
+
+def test_help_is_quick_because_torch_is_not_imported():
+    script = "import sys; from remnant.cli import parser; parser(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_listed_names_exist():
+    import remnant
+
+    assert all(hasattr(remnant, name) for name in remnant.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = remnant.nonsense
+    assert os.path.isfile(remnant.__file__)

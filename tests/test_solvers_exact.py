@@ -1,0 +1,191 @@
+"""The exact solver's parts against slow obvious ways, and the whole on a small target."""
+
+import math
+
+import pytest
+import torch
+
+from remnant.evidence import stored_precision, weight_difference
+from remnant.solvers.algebra import complement, damped_cholesky, distinct
+from remnant.solvers.certificate import certify
+from remnant.solvers.duals import null_vectors, share_of_zeros
+from remnant.solvers.exact import Found, Search, recover, refine_found, solve_records
+from remnant.solvers.graph import find_points, project_on_graph, refine_points
+from remnant.solvers.layers import first_pair
+from remnant.solvers.problem import pose
+from remnant.solvers.spans import count_records, rounding_level, span_of
+from targets import faces_target
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def small_problem():
+    target, truth, _ = faces_target()
+    evidence = weight_difference(target)
+    pair = first_pair(target.model)
+    change = pair.first.affine(evidence.vector)
+    problem = pose(
+        span_of(change, len(truth)),
+        pair.first.affine(evidence.start),
+        pair.first.affine(evidence.end),
+        evidence.vector[pair.next.weight],
+    )
+    inputs = target.scaling.to_model(truth).flatten(1).double()
+    return problem, torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
+
+
+def true_duals(problem, records):
+    """Rows z with left z_i = a_i, from M = A X~ solved for A."""
+    coordinates = records @ problem.span.right.T
+    z = torch.linalg.inv(coordinates).T * problem.span.scale
+    return torch.nn.functional.normalize(z, dim=1)
+
+
+def test_the_graph_projection_is_the_nearest_point():
+    t, s = torch.randn(2, 1, 200, generator=seeded(), dtype=torch.float64)
+    near_t, near_s = project_on_graph(t, s)
+    assert torch.equal(near_s, near_t.clamp(min=0))
+    grid = torch.linspace(-6, 6, 24_001, dtype=torch.float64)[:, None]
+    distance = (grid - t) ** 2 + (grid.clamp(min=0) - s) ** 2
+    best = distance.min(0).values
+    ours = ((near_t - t) ** 2 + (near_s - s) ** 2)[0]
+    assert float((ours - best).max()) < 1e-9
+
+
+def test_points_of_a_planted_problem_are_found():
+    width, count = 120, 4
+    spread = torch.randn(width, count, generator=seeded(1), dtype=torch.float64)
+    first = torch.linalg.qr(spread)[0].float()
+    planted = first @ torch.randn(count, count, generator=seeded(2))
+    features = torch.linalg.qr(planted.clamp(min=0))[0]
+    points = find_points(first, features @ features.T, 16, generator=seeded(3), iterations=2000)
+    unit = torch.nn.functional.normalize
+    cosine = unit(points.t[points.gap < 1e-3], dim=1) @ unit(planted, dim=0)
+    assert len(cosine) > 0
+    assert float(cosine.max(1).values.min()) > 0.999
+    assert bool((points.gap.diff() >= 0).all())
+
+
+def test_refinement_lowers_the_quotient_and_keeps_a_solution():
+    problem, records = small_problem()
+    y = torch.nn.functional.normalize(records @ problem.span.right.T, dim=1)
+    noisy = torch.nn.functional.normalize(
+        y + 0.02 * torch.randn(y.shape, generator=seeded()), dim=1
+    )
+    refined, quotient = refine_points(problem.start, problem.penalty, noisy, iterations=5)
+    before = (noisy * y).sum(1)
+    after = (refined * y).sum(1)
+    assert float(after.min()) > float(before.min())
+    assert float(after.median()) > 0.999
+    assert bool((quotient > 0).all())
+
+
+def test_null_vectors_are_smallest_singular_vectors():
+    left = torch.randn(60, 7, generator=seeded(), dtype=torch.float64)
+    hidden = torch.nn.functional.normalize(torch.randn(7, generator=seeded(1)).double(), dim=0)
+    rows = torch.arange(60) < 25
+    left[rows] -= (left[rows] @ hidden)[:, None] * hidden  # `hidden` is null on the first rows
+    z = null_vectors(left, rows.double()[None], generator=seeded(2))[0]
+    assert abs(float(z @ hidden)) == pytest.approx(1, abs=1e-9)
+    wrong = rows.clone()
+    wrong[25:28] = True  # three neurons taken for silent that are not
+    forgiving = null_vectors(left, wrong.double()[None], generator=seeded(2), widths=(0.3, 0.03))
+    plain = null_vectors(left, wrong.double()[None], generator=seeded(2))
+    assert abs(float(forgiving[0] @ hidden)) > 1 - 1e-4 > abs(float(plain[0] @ hidden))
+    assert float(share_of_zeros(left, hidden[None], 1e-9)[0]) == pytest.approx(25 / 60)
+
+
+def test_a_singular_gram_matrix_still_factors():
+    singular = torch.ones(1, 3, 3, dtype=torch.float64)
+    factor = damped_cholesky(singular, 0.0 + 1e-18)
+    assert bool(torch.isfinite(factor).all())
+    zero = damped_cholesky(torch.zeros(1, 3, 3, dtype=torch.float64), 1e-13)
+    assert bool(torch.isfinite(zero).all())
+
+
+def test_complement_and_distinct():
+    rows = torch.randn(2, 5, generator=seeded(), dtype=torch.float64)
+    rest = complement(rows, 5)
+    assert rest.shape == (5, 3)
+    assert float((rows @ rest).abs().max()) < 1e-12
+    assert complement(rows[:0], 5).equal(torch.eye(5, dtype=torch.float64))
+    assert distinct(torch.stack([rows[0], -2 * rows[0], rows[1]]), 0.99) == [0, 2]
+
+
+def test_the_spectrum_counts_records_and_knows_rounding():
+    problem, records = small_problem()
+    target, _, _ = faces_target()
+    evidence = weight_difference(target)
+    pair = first_pair(target.model)
+    spectrum = count_records(
+        pair.first.affine(evidence.vector), pair.first.affine(evidence.end), evidence.precision
+    )
+    assert (spectrum.count, spectrum.clear) == (len(records), True)
+    assert spectrum.gap > 1000
+    span = problem.span
+    rebuilt = span.left @ torch.diag(span.scale) @ span.right
+    assert float((rebuilt - pair.first.affine(evidence.vector)).abs().max()) < 1e-6
+
+
+def test_rounding_level_is_that_of_rounding():
+    weights = torch.randn(300, 200, generator=seeded(), dtype=torch.float64)
+    lost = weights.float().double() - weights
+    measured = float(torch.linalg.svdvals(lost)[0])
+    assert 0.2 < measured / rounding_level(weights, torch.finfo(torch.float32).eps) < 1.5
+
+
+def test_exact_zero_columns_do_not_pass_for_a_gap():
+    change = torch.randn(80, 60, generator=seeded(), dtype=torch.float64)
+    change[:, 40:] = 0  # pixels that are always black
+    spectrum = count_records(change, change, 1e-7)
+    assert not spectrum.clear or spectrum.count == 40
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10), (torch.float32, 2**-23)]
+)
+def test_stored_precision_sees_through_widening(dtype, eps):
+    weights = torch.randn(50, generator=seeded(), dtype=torch.float64).to(dtype).double()
+    assert stored_precision({"w": weights}) == eps
+    assert stored_precision({"w": torch.tensor([math.pi], dtype=torch.float64)}) < 1e-15
+
+
+def test_recovery_is_exact_and_certified():
+    problem, records = small_problem()
+    recovery = recover(problem, Search(), generator=seeded())
+    assert recovery.complete
+    error = torch.cdist(records[:, :-1], recovery.inputs).min(1).values.square()
+    assert float(error.max()) < 1e-6
+    assert bool(recovery.certificate.passed.all())
+    assert recovery.found[-1] == len(records)
+
+
+def test_true_duals_give_the_records_and_mixed_ones_are_caught():
+    problem, records = small_problem()
+    z = true_duals(problem, records)
+    assert float((solve_records(problem.span, z) - records).abs().max()) < 1e-4
+    assert bool(certify(problem, records, z).passed.all())
+    mixed = z.clone()
+    mixed[3] = torch.nn.functional.normalize(z[3] + z[5], dim=0)
+    spoilt = solve_records(problem.span, mixed)
+    # A wrong dual spoils the *other* record that is in it, and is itself not sparse.
+    assert float((spoilt[3] - records[3]).abs().max()) < 1e-4
+    assert float((spoilt[5] - records[5]).abs().max()) > 0.1
+    passed = certify(problem, spoilt, mixed).passed
+    assert not bool(passed[3])
+    assert not bool(passed[5])
+    assert int(passed.sum()) == len(records) - 2
+
+
+def test_a_partial_result_uses_what_the_found_duals_leave():
+    problem, records = small_problem()
+    z = true_duals(problem, records)
+    y = torch.nn.functional.normalize(records @ problem.span.right.T, dim=1)
+    rough = torch.nn.functional.normalize(
+        y + 0.02 * torch.randn(y.shape, generator=seeded()), dim=1
+    )
+    points = refine_found(problem, Found(z=z[:-1], y=rough[:-1]))
+    cosine = torch.nn.functional.normalize(points, dim=1) * y[:-1]
+    assert float(cosine.sum(1).abs().min()) > 0.9999
