@@ -243,3 +243,36 @@ def test_the_listed_names_exist():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = remnant.nonsense
     assert os.path.isfile(remnant.__file__)
+
+
+def test_reconstruct_gradient_runs_on_a_captured_step(tmp_path, capsys):
+    import remnant
+    from remnant.data import load
+
+    digits = load("digits")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 10),
+    )
+    sent, update = tmp_path / "sent.safetensors", tmp_path / "update.safetensors"
+    remnant.save_weights(sent, model.state_dict())
+    inputs, labels = digits.inputs[:9].flatten(1), digits.labels[:9]
+    with remnant.capture_step(model, update):
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+    given = ["--weights", str(sent), "--gradient", str(update), "--shape", "1x8x8"]
+    out = tmp_path / "out"
+    command = ["reconstruct", "gradient", *given, "--bounds", "0,1", "--out", str(out)]
+    assert main(command) == 0
+    assert "complete" in capsys.readouterr().out
+    found = load_file(out / "candidates.safetensors")
+    distance = torch.cdist(inputs.double(), found["inputs"].flatten(1).double())
+    assert float(distance.min(1).values.max()) < 1e-3
+    assert found["labels"][distance.argmin(1)].equal(labels)
+    assert main([*command[:-1], str(tmp_path / "m"), "--preset", "matching"]) == 0
+    assert "--records and --loss" in capsys.readouterr().out
+    wrong = ["--gradient", str(sent.with_name("none.safetensors"))]
+    assert main(["reconstruct", "gradient", *given[:2], *wrong]) == 2
+    assert "none.safetensors" in capsys.readouterr().err

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "attacks": BASE | {"models", "gradients", "kernels", "training", "evidence", "solvers"},
     "scoring": BASE,
     "store": BASE,
+    "capturing": BASE | {"models", "training"},
     "report": BASE | {"store"},
     "audit": GROUND | {"training", "evidence", "solvers", "attacks", "scoring", "store"},
     "experiments": GROUND | {"training", "attacks", "scoring", "store", "audit", "report"},

@@ -13,7 +13,7 @@ from remnant.solvers.exact import Found, Search, recover, refine_found, solve_re
 from remnant.solvers.graph import find_points, project_on_graph, refine_points
 from remnant.solvers.layers import first_pair
 from remnant.solvers.problem import pose
-from remnant.solvers.spans import count_records, rounding_level, span_of
+from remnant.solvers.spans import count_records, decompose, rounding_level, span_of
 from targets import faces_target
 
 
@@ -27,7 +27,7 @@ def small_problem():
     pair = first_pair(target.model)
     change = pair.first.affine(evidence.vector)
     problem = pose(
-        span_of(change, len(truth)),
+        span_of(decompose(change), len(truth)),
         pair.first.affine(evidence.start),
         pair.first.affine(evidence.end),
         evidence.vector[pair.next.weight],
@@ -119,9 +119,8 @@ def test_the_spectrum_counts_records_and_knows_rounding():
     target, _, _ = faces_target()
     evidence = weight_difference(target)
     pair = first_pair(target.model)
-    spectrum = count_records(
-        pair.first.affine(evidence.vector), pair.first.affine(evidence.end), evidence.precision
-    )
+    values = torch.linalg.svdvals(pair.first.affine(evidence.vector))
+    spectrum = count_records(values, pair.first.affine(evidence.end), evidence.precision)
     assert (spectrum.count, spectrum.clear) == (len(records), True)
     assert spectrum.gap > 1000
     span = problem.span
@@ -139,7 +138,7 @@ def test_rounding_level_is_that_of_rounding():
 def test_exact_zero_columns_do_not_pass_for_a_gap():
     change = torch.randn(80, 60, generator=seeded(), dtype=torch.float64)
     change[:, 40:] = 0  # pixels that are always black
-    spectrum = count_records(change, change, 1e-7)
+    spectrum = count_records(torch.linalg.svdvals(change), change, 1e-7)
     assert not spectrum.clear or spectrum.count == 40
 
 

@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remnant.attacks import ATTACKS, NTK
+    from remnant.attacks import ATTACKS, NTK, Gradient
     from remnant.audit import assess
+    from remnant.capturing import GradientHook, capture, capture_step, save_gradient
     from remnant.data import load, mean_image, split
-    from remnant.models import build, read_weights, save_weights
+    from remnant.models import build, read_weights, save_weights, trap
     from remnant.training import train
     from remnant.types import (
         Candidates,
@@ -30,25 +31,32 @@ __all__ = [
     "Candidates",
     "Examples",
     "Finding",
+    "Gradient",
+    "GradientHook",
     "Knowledge",
     "Scaling",
     "Status",
     "Target",
     "assess",
     "build",
+    "capture",
+    "capture_step",
     "load",
     "mean_image",
     "read_weights",
+    "save_gradient",
     "save_weights",
     "split",
     "train",
+    "trap",
 ]
 
 _ROOMS = {
-    "attacks": ("ATTACKS", "NTK"),
+    "attacks": ("ATTACKS", "NTK", "Gradient"),
     "audit": ("assess",),
+    "capturing": ("GradientHook", "capture", "capture_step", "save_gradient"),
     "data": ("load", "mean_image", "split"),
-    "models": ("build", "read_weights", "save_weights"),
+    "models": ("build", "read_weights", "save_weights", "trap"),
     "training": ("train",),
     "types": ("Candidates", "Examples", "Finding", "Knowledge", "Scaling", "Status", "Target"),
 }

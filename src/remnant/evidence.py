@@ -19,6 +19,20 @@ def stored_precision(weights: Weights) -> float:
     return float(torch.finfo(torch.float64).eps)
 
 
+def one_gradient(target: Target) -> Evidence:
+    """One gradient of a batch at the released weights (002)."""
+    gradient = target.knowledge.gradient
+    if gradient is None:
+        raise InputError("one gradient: expected a gradient, got none; give --gradient")
+    weights = {name: w.double() for name, w in target.weights.items()}
+    return Evidence(
+        vector={name: gradient[name].detach().double() for name in weights},
+        start=weights,
+        end=weights,
+        precision=stored_precision(gradient),
+    )
+
+
 def weight_difference(target: Target) -> Evidence:
     """Final minus initial weights: every gradient step of the training, added up (000, Eq. 4)."""
     initial = target.knowledge.initial

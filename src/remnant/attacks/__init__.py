@@ -6,10 +6,11 @@ from typing import Protocol
 
 import torch
 
+from remnant.attacks.gradient import Gradient
 from remnant.attacks.ntk import NTK
 from remnant.types import Candidates, Target
 
-__all__ = ["ATTACKS", "NTK", "Attack"]
+__all__ = ["ATTACKS", "NTK", "Attack", "Gradient"]
 
 
 class Attack(Protocol):
@@ -19,5 +20,6 @@ class Attack(Protocol):
 
 
 ATTACKS: dict[str, type[Attack]] = {
+    "gradient": Gradient,  # one gradient of a batch (002)
     "ntk": NTK,  # final and initial weights (000)
 }

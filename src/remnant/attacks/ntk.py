@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from remnant.attacks.outcome import in_box, nothing, status_of
 from remnant.evidence import weight_difference
 from remnant.progress import task
 from remnant.solvers.exact import Recovery, Search, recover
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.problem import pose
-from remnant.solvers.spans import Spectrum, count_records, span_of
+from remnant.solvers.spans import Span, Spectrum, count_records, decompose, span_of
 from remnant.types import Candidates, Evidence, Status, Target
-
-BOX_ROOM = 0.05  # a record with a share of another mixed in leaves the box by that share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,9 @@ class NTK:
             reason = "initial and final weights are the same: no training lies between them"
             return nothing(target, Status.INCONCLUSIVE, reason)
         with task("counting records"):
-            spectrum = count_records(change, pair.first.affine(evidence.end), evidence.precision)
+            parts = decompose(change)
+            weights = pair.first.affine(evidence.end)
+            spectrum = count_records(parts.values, weights, evidence.precision)
         count = spectrum.count if spectrum.clear else target.knowledge.records
         if count is None:
             return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
@@ -51,15 +52,15 @@ class NTK:
         if 2 * count > width:
             reason = f"{count} records at width {width}: past width / 2 they are not determined"
             return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
-        recovery = self.solve(evidence, pair, count, generator)
+        recovery = self.solve(evidence, pair, span_of(parts, count), generator)
         return conclude(target, evidence, spectrum, recovery, count)
 
     def solve(
-        self, evidence: Evidence, pair: Pair, count: int, generator: torch.Generator
+        self, evidence: Evidence, pair: Pair, span: Span, generator: torch.Generator
     ) -> Recovery:
         with task("decomposing layers"):
             problem = pose(
-                span_of(pair.first.affine(evidence.vector), count),
+                span,
                 pair.first.affine(evidence.start),
                 pair.first.affine(evidence.end),
                 evidence.vector[pair.next.weight],
@@ -75,29 +76,13 @@ def applicable(target: Target) -> Pair | str:
     pair = first_pair(target.model)
     if isinstance(pair, str):
         return pair
-    if next_is_last(target.model, pair):
+    if pair.last:
         return "the exact solver needs at least two hidden layers"
     if not isinstance(pair.activation, nn.ReLU):
         return f"the first activation must be ReLU, it is {type(pair.activation).__name__}"
     if pair.first.bias is None:
         return "the first layer has no bias, so the scale of a record is not determined"
     return pair
-
-
-def next_is_last(model: nn.Module, pair: Pair) -> bool:
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return f"{names[-1]}.weight" == pair.next.weight
-
-
-def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
-    """No candidates, and why."""
-    return Candidates(
-        inputs=torch.zeros(0, *target.input_shape),
-        confidence=torch.zeros(0),
-        status=status,
-        reason=reason,
-        **more,
-    )
 
 
 def no_gap(spectrum: Spectrum) -> str:
@@ -146,19 +131,3 @@ def conclude(
         },
         trace=basics["trace"] | {"found": recovery.found},
     )
-
-
-def status_of(certified: int, count: int) -> Status:
-    if certified == count:
-        return Status.COMPLETE
-    return Status.PARTIAL if certified else Status.INCONCLUSIVE
-
-
-def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    """k, bool: no entry leaves the data's box by more than BOX_ROOM of its size."""
-    if bounds is None or not len(data):
-        return torch.ones(len(data), dtype=torch.bool)
-    low, high = bounds
-    room = BOX_ROOM * (high - low)
-    flat = data.flatten(1)
-    return (flat.min(1).values >= low - room) & (flat.max(1).values <= high + room)

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
 from remnant.errors import InputError, expected
@@ -28,22 +28,48 @@ def add(verbs: Any) -> None:
         "remnant reconstruct ntk --model mlp:784-1024-1024-10 --initial before.safetensors "
         "--weights after.safetensors --shape 1x28x28 --out found",
     )
-    needed = parser.add_argument_group("what the adversary holds")
-    needed.add_argument("--weights", type=Path, required=True, help="final weights")
-    needed.add_argument("--initial", type=Path, required=True, help="weights before training")
-    needed.add_argument(
+    held = add_held(parser)
+    held.add_argument("--initial", type=Path, required=True, help="weights before training")
+    parser = add_verb(
+        attacks,
+        "gradient",
+        "reconstruct a batch from one gradient",
+        "remnant reconstruct gradient --model mlp:784-256-256-10 --weights sent.safetensors "
+        "--gradient update.safetensors --shape 1x28x28 --out found",
+    )
+    held = add_held(parser)
+    held.add_argument(
+        "--gradient", type=Path, required=True, help="one tensor per parameter, named alike"
+    )
+    held.add_argument("--loss", help="the training loss, if it is known: ce, mse, bce, ...")
+    settings = parser.add_argument_group("how")
+    settings.add_argument("--preset", choices=("exact", "paper", "matching"), default="exact")
+    settings.add_argument(
+        "--steps", type=int, help="of matching (default: 1000)", default=argparse.SUPPRESS
+    )
+    settings.add_argument(
+        "--restarts", type=int, help="of matching (default: 1)", default=argparse.SUPPRESS
+    )
+
+
+def add_held(parser: argparse.ArgumentParser) -> Any:
+    """What every adversary may hold: the model, how its data was scaled, public data."""
+    held = parser.add_argument_group("what the adversary holds")
+    held.add_argument("--weights", type=Path, required=True, help="the model's weights")
+    held.add_argument(
         "--model", help="mlp:..., cnn:... or file.py:factory; a plain dense stack needs none"
     )
-    needed.add_argument("--records", type=int, help="their number, if it is known")
-    needed.add_argument("--public", help="other data of the same kind: a name, file or folder")
-    needed.add_argument(
+    held.add_argument("--records", type=int, help="their number, if it is known")
+    held.add_argument("--public", help="other data of the same kind: a name, file or folder")
+    held.add_argument(
         "--mean", help="subtracted from the data: numbers, a safetensors file, or 'public'"
     )
-    needed.add_argument("--std", help="by which the data was divided after that")
-    needed.add_argument("--bounds", help="smallest and largest value of the data, such as 0,1")
-    needed.add_argument("--shape", help="of one record, such as 1x28x28")
+    held.add_argument("--std", help="by which the data was divided after that")
+    held.add_argument("--bounds", help="smallest and largest value of the data, such as 0,1")
+    held.add_argument("--shape", help="of one record, such as 1x28x28")
     parser.add_argument("--data-dir", type=Path, help="where --public is looked for")
     parser.set_defaults(run=run)
+    return held
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,13 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     with bars(arguments.quiet):
         target, hashes = read_target(arguments)
-        attack = ATTACKS[arguments.attack]()
+        kind = ATTACKS[arguments.attack]
+        fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
+        attack = kind(**{k: v for k, v in vars(arguments).items() if k in fields})
         spec = {
             "verb": f"reconstruct-{arguments.attack}",
             "seed": arguments.seed,
             "attack": dict(vars(attack)),
             "model": arguments.model,
             "records": arguments.records,
+            "loss": getattr(arguments, "loss", None),
             "shape": list(target.input_shape),
             "bounds": target.bounds,
             **hashes,
@@ -95,7 +124,11 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     final = read_weights(arguments.weights)
     model, shape = read_model(arguments.model, final)
     load_weights(model, final, what=f"--weights {arguments.weights}")
-    initial = align(model, read_weights(arguments.initial), what=f"--initial {arguments.initial}")
+    held = {
+        kind: align(model, read_weights(path), what=f"--{kind} {path}")
+        for kind in ("initial", "gradient")
+        if (path := getattr(arguments, kind, None)) is not None
+    }
     public = load(arguments.public, data_dir=arguments.data_dir) if arguments.public else None
     shape = read_shape(arguments.shape, public, shape)
     scaling = read_scaling(arguments.mean, arguments.std, public, shape)
@@ -105,14 +138,16 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
         bounds=read_bounds(arguments.bounds),
         scaling=scaling,
         knowledge=Knowledge(
-            initial=initial,
+            initial=held.get("initial"),
+            gradient=held.get("gradient"),
             records=arguments.records,
+            loss=getattr(arguments, "loss", None),
             public=None if public is None else public.inputs,
         ),
     )
     hashes = {
         "weights": hash_tensors(target.weights),
-        "initial": hash_tensors(initial),
+        **{kind: hash_tensors(tensors) for kind, tensors in held.items()},
         "scaling": hash_tensors({"mean": scaling.mean, "std": scaling.std}),
     }
     return target, hashes

@@ -4,6 +4,7 @@ from remnant.models.activations import ACTIVATIONS, Cubic, Floor, activation
 from remnant.models.align import align, infer_model, load_weights
 from remnant.models.build import build, count_parameters
 from remnant.models.linearised import Linearised, linearise
+from remnant.models.malicious import Trap, trap
 from remnant.models.spec import Conv, Dense, ModelSpec, Pool, parse_model
 from remnant.models.weights import read_weights, save_weights
 
@@ -16,6 +17,7 @@ __all__ = [
     "Linearised",
     "ModelSpec",
     "Pool",
+    "Trap",
     "activation",
     "align",
     "build",
@@ -26,4 +28,5 @@ __all__ = [
     "parse_model",
     "read_weights",
     "save_weights",
+    "trap",
 ]

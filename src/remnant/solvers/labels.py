@@ -32,5 +32,6 @@ def read_labels(
     signals = (ends[0] + ends[1]) / 2  # k x c x w; the training moved between the two
     if signals.shape[1] < 2:
         return None
-    residuals = torch.linalg.lstsq(signals.mT, duals[:, :, None], driver="gelsd").solution
+    solved = torch.linalg.lstsq(signals.mT, duals[:, :, None], driver="gelsd")
+    residuals: Tensor = solved.solution
     return residuals[:, :, 0].argmax(1)

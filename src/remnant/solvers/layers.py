@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from remnant.types import Weights
 
+_NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
 _PASS_THROUGH = (nn.Identity, nn.Dropout)  # in evaluation mode they do nothing
 
 
@@ -34,6 +35,7 @@ class Pair:
     first: Dense
     activation: nn.Module
     next: Dense
+    last: bool  # `next` is the output layer
 
 
 def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -45,10 +47,14 @@ def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
         yield from leaves(child, f"{prefix}{name}.")
 
 
-def first_pair(model: nn.Module) -> Pair | str:
-    """The first two dense layers, or in a sentence why the model does not begin with them."""
+def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | str:
+    """The first two dense layers, or in a sentence why the model does not begin with them.
+
+    after_convolutions: layers other than dense ones may come before.
+    """
     layers = [(p, m) for p, m in leaves(model) if not isinstance(m, _PASS_THROUGH)]
-    while layers and isinstance(layers[0][1], nn.Flatten):
+    skipped = nn.Flatten if not after_convolutions else _NOT_DENSE
+    while layers and isinstance(layers[0][1], skipped):
         layers = layers[1:]
     kinds = [module for _, module in layers[:3]]
     if len(kinds) < 3 or not isinstance(kinds[0], nn.Linear):
@@ -61,6 +67,7 @@ def first_pair(model: nn.Module) -> Pair | str:
         first=_dense(layers[0][0], kinds[0]),
         activation=kinds[1],
         next=_dense(layers[2][0], kinds[2]),
+        last=len(layers) == 3,
     )
 
 

@@ -22,6 +22,34 @@ ROUNDING_ROOM = 1e3
 FEWEST_NOISE_VALUES = 8
 
 
+Parts = tuple[Tensor, Tensor, Tensor]
+"""left (w x r, orthonormal columns), scale (r), right (r x d, orthonormal rows)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decomposition:
+    """All singular values of a matrix, and its full thin decomposition."""
+
+    left: Tensor
+    values: Tensor
+    right: Tensor
+
+    def parts(self, count: int) -> Parts:
+        """The leading `count` directions."""
+        left = self.left[:, :count].contiguous()
+        return left, self.values[:count], self.right[:count].contiguous()
+
+    def tail(self, count: int) -> float:
+        """The share of the matrix outside the leading `count` directions: rounding, or noise."""
+        square = self.values.square()
+        return math.sqrt(float(square[count:].sum() / square.sum().clamp(min=1e-300)))
+
+
+def decompose(matrix: Tensor) -> Decomposition:
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    return Decomposition(left=left, values=values, right=right)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Span:
     """M = left @ diag(scale) @ right, cut at the number of records.
@@ -51,9 +79,11 @@ def rounding_level(weights: Tensor, precision: float) -> float:
     return precision / math.sqrt(12) * rms * (math.sqrt(rows) + math.sqrt(columns))
 
 
-def count_records(change: Tensor, weights: Tensor, precision: float) -> Spectrum:
-    """The number of records: the widest gap among the singular values of the layer's change."""
-    values = torch.linalg.svdvals(change)
+def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum:
+    """The number of records: the widest gap among the singular values of the layer's change.
+
+    weights: what was rounded, relative to `precision`, when the change was stored.
+    """
     level = rounding_level(weights, precision)
     # Differences below rounding mean nothing (pixels that are always black give exact zeros).
     floored = values.clamp(min=max(0.1 * level, 1e-14 * float(values[0])))
@@ -65,8 +95,34 @@ def count_records(change: Tensor, weights: Tensor, precision: float) -> Spectrum
     return Spectrum(values=values, count=count, gap=gap, clear=clear)
 
 
-def span_of(change: Tensor, count: int) -> Span:
-    """The leading `count` singular directions of the layer's change."""
-    left, scale, right = torch.linalg.svd(change, full_matrices=False)
-    unit = math.sqrt(len(change))
-    return Span(left=left[:, :count] * unit, scale=scale[:count] / unit, right=right[:count])
+def count_in_noise(values: Tensor, gradient: Tensor, precision: float) -> Spectrum:
+    """As `count_records`; without a clear gap, what stands above the level of noise is counted."""
+    spectrum = count_records(values, gradient, precision)
+    if spectrum.clear:
+        return spectrum
+    count = max(1, int((values > 1.1 * noise_edge(values, gradient.shape)).sum()))
+    gap = float(values[count - 1] / values[min(count, len(values) - 1)].clamp(min=1e-300))
+    return Spectrum(values=values, count=count, gap=gap, clear=False)
+
+
+def noise_edge(values: Tensor, shape: tuple[int, ...] | torch.Size) -> float:
+    """The largest singular value of pure noise whose smaller half is that of `values`.
+
+    The lowest quarter of the spectrum is taken for noise; its mean square against that of the
+    lowest quarter of a square-root law between the edges |sqrt(w) -+ sqrt(d)| sets the scale.
+    """
+    rows, columns = sorted(shape)
+    low, high = math.sqrt(columns) - math.sqrt(rows), math.sqrt(columns) + math.sqrt(rows)
+    quarter = max(1, len(values) // 4)
+    observed = math.sqrt(float(values[-quarter:].square().mean()))
+    # Singular values of noise are nearly evenly spread between the edges; in the lowest quarter:
+    top = low + (high - low) / 4
+    expected = math.sqrt((low**2 + low * top + top**2) / 3)
+    return observed / max(expected, 1e-12) * high
+
+
+def span_of(parts: Decomposition, count: int) -> Span:
+    """The leading `count` directions of the layer's change."""
+    left, scale, right = parts.parts(count)
+    unit = math.sqrt(len(left))
+    return Span(left=left * unit, scale=scale / unit, right=right)

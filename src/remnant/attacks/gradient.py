@@ -1,0 +1,261 @@
+"""`gradient`: the adversary holds one gradient of a batch at known weights (002 and past it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from remnant.attacks.outcome import in_box, nothing, status_of
+from remnant.errors import InputError, expected
+from remnant.evidence import one_gradient
+from remnant.solvers.convolution import invert_features
+from remnant.solvers.graph_search import BatchSearch
+from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.matching import Matching, match_gradient
+from remnant.solvers.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.residuals import output_residuals
+from remnant.solvers.span_lm import SpanResult, SpanSettings, recover_span
+from remnant.solvers.two_layer import TensorSettings, read_two_layer, tensor_attack
+from remnant.types import Candidates, Evidence, Status, Target
+
+Preset = Literal["exact", "paper", "matching"]
+PRESETS: tuple[Preset, ...] = ("exact", "paper", "matching")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """Reconstruct a batch from its gradient.
+
+    exact: solve the equations of the first two dense layers (or of the only hidden layer, if its
+    activation is smooth); convolutions before them are undone afterwards. paper: the tensor
+    decomposition of 002, for two-layer networks with Gaussian weights. matching: descend on the
+    distance between gradients (inverting gradients), for any network, without a certificate.
+    """
+
+    preset: Preset = "exact"
+    walkers: int = 32  # exact: points searched for at a time
+    patience: int = 5  # exact: rounds without a new record before giving up
+    source: Literal["head", "layer"] = "layer"  # paper: dL/da or dL/dW
+    norm: float | None = None  # paper: the inputs' common norm, None = from the moments
+    steps: int = 1000  # matching
+    restarts: int = 1  # matching
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        if target.knowledge.gradient is None:
+            reason = "no gradient is known; give --gradient"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        evidence = one_gradient(target)
+        if not any(bool(g.any()) for g in evidence.vector.values()):
+            return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
+        solve = {"exact": self.exact, "paper": self.paper, "matching": self.match}[self.preset]
+        return solve(target, evidence, generator)
+
+    def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        pair = first_pair(target.model, after_convolutions=True)
+        if isinstance(pair, str):
+            return nothing(target, Status.NOT_APPLICABLE, pair)
+        if pair.last and leak_of(pair.activation) is None:
+            return self.one_smooth_layer(target, evidence, generator)
+        recovery = recover_batch(
+            pair.first.affine(evidence.start),
+            pair.first.affine(evidence.vector),
+            evidence.start[pair.next.weight],
+            pair.next.affine(evidence.vector),
+            pair.activation,
+            count=target.knowledge.records,
+            precision=evidence.precision,
+            last=pair.last,
+            bias=pair.first.bias is not None,
+            settings=BatchSearch(walkers=self.walkers, patience=self.patience),
+            generator=generator,
+        )
+        return conclude(target, evidence, pair, recovery, generator)
+
+    def one_smooth_layer(
+        self, target: Target, evidence: Evidence, generator: torch.Generator
+    ) -> Candidates:
+        read = read_two_layer(target.model, evidence.vector)
+        if isinstance(read, str):
+            return nothing(target, Status.NOT_APPLICABLE, read)
+        found = recover_span(
+            *read,
+            SpanSettings(tolerance=max(1e-7, 20 * evidence.precision)),
+            generator=generator,
+            count=target.knowledge.records,
+            box=model_box(target),
+        )
+        return conclude_span(target, evidence, found)
+
+    def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        read = read_two_layer(target.model, evidence.vector)
+        if isinstance(read, str):
+            return nothing(target, Status.NOT_APPLICABLE, read)
+        count = target.knowledge.records
+        if count is None:
+            reason = "the tensor decomposition needs the number of records; give --records"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        settings = TensorSettings(source=self.source, norm=self.norm)
+        found = tensor_attack(*read, count, settings, generator=generator)
+        return Candidates(
+            inputs=in_data_scale(target, found.inputs),
+            confidence=torch.full((count,), max(0.0, 1.0 - found.off)),
+            status=Status.INCONCLUSIVE,
+            reason="a tensor decomposition has no certificate; the residual is not evidence",
+            figures={"counted": count, "off": found.off, "sign_known": found.sign_known},
+        )
+
+    def match(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        known = target.knowledge
+        if known.records is None or known.loss is None:
+            reason = "matching needs the number of records and the loss; give --records and --loss"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        how = "inferred" if known.labels is None else "known"
+        settings = Matching.inverting(steps=self.steps, restarts=self.restarts, labels=how)
+        found = match_gradient(
+            target.model,
+            known.loss,
+            evidence.vector,
+            count=known.records,
+            input_shape=target.input_shape,
+            settings=settings,
+            generator=generator,
+            labels=known.labels,
+            bounds=model_box(target),
+        )
+        return Candidates(
+            inputs=in_data_scale(target, found.inputs),
+            confidence=torch.zeros(known.records),
+            labels=found.labels,
+            status=Status.INCONCLUSIVE,
+            reason="a small distance between gradients is not evidence of a right record",
+            figures={"counted": known.records, "distance": float(found.loss)},
+            trace={"distance": list(found.trace)},
+        )
+
+
+def in_data_scale(target: Target, inputs: Tensor) -> Tensor:
+    return target.scaling.to_data(inputs.reshape(-1, *target.input_shape)).float()
+
+
+def model_box(target: Target) -> tuple[Tensor, Tensor] | None:
+    """The data's bounds in the model's scale, each of the shape of an input."""
+    if target.bounds is None:
+        return None
+    low, high = (
+        target.scaling.to_model(torch.full(target.input_shape, end, dtype=torch.float64))
+        for end in target.bounds
+    )
+    return low, high
+
+
+def conclude(
+    target: Target,
+    evidence: Evidence,
+    pair: Pair,
+    recovery: BatchRecovery,
+    generator: torch.Generator,
+) -> Candidates:
+    """Candidates in the data's own scale, certified ones first."""
+    counted, spectrum = recovery.counted, recovery.spectrum
+    figures = {"counted": counted, "gap": spectrum.gap, "gap_clear": spectrum.clear}
+    trace = {"singular_values": spectrum.values.tolist()}
+    if not len(recovery.inputs):
+        return nothing(target, Status.INCONCLUSIVE, recovery.reason, figures=figures, trace=trace)
+    inputs, passed, words = recovery.inputs, recovery.passed, recovery.reason
+    if any(isinstance(m, nn.Conv2d) for m in target.model.modules()):
+        inputs, passed, words = undo_convolutions(target, recovery, generator)
+    inputs = inputs.reshape(-1, *target.input_shape)
+    data = target.scaling.to_data(inputs)
+    passed = passed & in_box(data, target.bounds)
+    residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
+    confidence = 1 - torch.maximum(recovery.graph_residual, recovery.dual_residual).clamp(0, 1)
+    confidence = confidence * (0.5 + 0.5 * passed)
+    order = confidence.argsort(descending=True, stable=True)
+    certified = int(passed.sum())
+    complete = recovery.complete and certified == counted
+    status = status_of(certified, counted)
+    if status is Status.COMPLETE and not complete:
+        status = Status.PARTIAL
+    again = recovery.resimulation
+    return Candidates(
+        inputs=data[order].float(),
+        confidence=confidence[order].float(),
+        labels=labels_from(target, residuals, inputs, order),
+        status=status,
+        reason=words,
+        figures=figures
+        | {
+            "found": len(data),
+            "certified": certified,
+            "rounds": recovery.rounds,
+            "passed": passed[order].tolist(),
+            "unexplained": None if again is None else max(again.first, again.next),
+            "residuals": None if residuals is None else residuals[order].tolist(),
+        },
+        trace=trace | {"found": recovery.found},
+    )
+
+
+def undo_convolutions(
+    target: Target, recovery: BatchRecovery, generator: torch.Generator
+) -> tuple[Tensor, Tensor, str]:
+    """Images from the features that entered the first dense layer, and which of them to trust."""
+    images = invert_features(
+        target.model,
+        recovery.inputs.clamp(min=0),
+        input_shape=target.input_shape,
+        bounds=model_box(target),
+        generator=generator,
+    )
+    passed = recovery.passed & images.determined
+    determined = int(images.determined.sum())
+    words = f"{recovery.reason}; the convolutions determine {determined} of {len(passed)} images"
+    return images.inputs, passed, words
+
+
+def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Candidates:
+    """One hidden layer with a smooth activation: all records or none are certified."""
+    count = len(found.inputs)
+    inputs = found.inputs.reshape(-1, *target.input_shape)
+    certified = found.certified and found.sign_known
+    words = f"the equations hold to {found.misfit:.1e}"
+    if not found.sign_known:
+        words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
+    sure, order = count if certified else 0, torch.arange(count)
+    return Candidates(
+        inputs=in_data_scale(target, inputs),
+        confidence=torch.full((count,), float(certified)),
+        labels=labels_from(target, found.residuals, inputs, order) if certified else None,
+        status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
+        reason=f"{sure} of {count} records found and certified without the truth: {words}",
+        figures={
+            "counted": count,
+            "found": count,
+            "certified": sure,
+            "unexplained": found.misfit,
+            "sign_known": found.sign_known,
+            "error": found.error.tolist(),
+            "passed": [certified] * count,
+            "residuals": found.residuals.tolist(),
+        },
+    )
+
+
+def labels_from(
+    target: Target, residuals: Tensor | None, inputs: Tensor, order: Tensor
+) -> Tensor | None:
+    """Classes, where the residuals tell them: one output needs the loss to be known."""
+    if residuals is None:
+        return None
+    if residuals.shape[1] > 1:
+        return residuals[order].argmin(1)
+    if target.knowledge.loss == "bce":
+        return (residuals[order, 0] < 0).long()
+    return None

@@ -1,0 +1,39 @@
+"""What attacks share when they say how they ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remnant.types import Candidates, Status, Target
+
+BOX_ROOM = 0.05  # a record with a share of another mixed in leaves the box by that share
+
+
+def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
+    """No candidates, and why."""
+    return Candidates(
+        inputs=torch.zeros(0, *target.input_shape),
+        confidence=torch.zeros(0),
+        status=status,
+        reason=reason,
+        **more,
+    )
+
+
+def status_of(certified: int, count: int) -> Status:
+    if certified == count:
+        return Status.COMPLETE
+    return Status.PARTIAL if certified else Status.INCONCLUSIVE
+
+
+def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """k, bool: no entry leaves the data's box by more than BOX_ROOM of its size."""
+    if bounds is None or not len(data):
+        return torch.ones(len(data), dtype=torch.bool)
+    low, high = bounds
+    room = BOX_ROOM * (high - low)
+    flat = data.flatten(1)
+    return (flat.min(1).values >= low - room) & (flat.max(1).values <= high + room)

@@ -1,0 +1,150 @@
+"""The gradient that an adversary would see: computed for a batch, or taken from a training loop.
+
+    gradient = capture(model, "ce", (inputs, labels))
+    save_gradient("gradient.safetensors", gradient)
+
+or in one's own loop, where nothing else changes:
+
+    with capture_step(model, "gradient.safetensors"):
+        loss_function(model(inputs), labels).backward()
+
+A gradient file holds one tensor per parameter, named as in the state dict. It gives the batch away,
+as the attacks show: it is written readable by the owner alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+from remnant.models import save_weights
+from remnant.training import Loss, check_labels, loss_named
+from remnant.types import Examples, Weights
+
+
+def capture(
+    model: nn.Module, loss: str | Loss, batch: Examples | tuple[Tensor, Tensor]
+) -> dict[str, Tensor]:
+    """The gradient of the loss over a batch at the model's weights, by parameter name.
+
+    loss: a name from remnant.training.LOSSES, or a function (outputs, labels) -> one number.
+    batch: inputs in the model's own scale and labels. The model's mode (training or evaluation),
+    its `requires_grad` flags and any gradients it holds stay as they are; frozen parameters are
+    left out, and parameters that the loss does not reach have gradient zero. A forward pass in
+    training mode still moves batch norm's running statistics, as it does in training.
+    """
+    inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Examples) else batch
+    if len(inputs) != len(labels) or not len(inputs):
+        got = f"{len(inputs)} inputs and {len(labels)} labels"
+        raise InputError(expected("batch", "one label an input, at least one", got))
+    trained = _trained(model)
+    with torch.enable_grad():
+        outputs = model(inputs)
+        if isinstance(loss, str):
+            check_labels(loss, outputs, labels)
+        value = (loss_named(loss) if isinstance(loss, str) else loss)(outputs, labels)
+        if value.numel() != 1:
+            raise InputError(expected("loss", "one number", tuple(value.shape), "take its mean"))
+        found = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
+        for (name, parameter), gradient in zip(trained.items(), found, strict=True)
+    }
+
+
+def save_gradient(path: str | os.PathLike[str], gradient: Weights) -> None:
+    """Write safetensors whole or not at all, readable by the owner alone."""
+    for name, value in gradient.items():
+        if not bool(torch.isfinite(value).all()):
+            do = "look for a diverged or overflowed step"
+            raise InputError(expected(f"gradient: {name}", "finite numbers", "NaN or infinity", do))
+    save_weights(path, gradient)
+
+
+@contextmanager
+def capture_step(model: nn.Module, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Write the gradient that the block adds to the model: one backward(), or several summed.
+
+    What the parameters held before the block is taken off again, so gradients accumulated earlier
+    do not matter. The block must not clear them (call zero_grad before it). Frozen parameters are
+    left out. Nothing is written if the block raises.
+    """
+    trained = _trained(model)
+    before = {name: p.grad.detach().clone() for name, p in trained.items() if p.grad is not None}
+    yield
+    if all(parameter.grad is None for parameter in trained.values()):
+        do = "call loss.backward() inside the block"
+        raise InputError(expected("capture", "a gradient after the block", "none", do))
+    save_gradient(path, {n: _added(p, before.get(n)) for n, p in trained.items()})
+
+
+class GradientHook:
+    """Writes the gradient that an optimiser's chosen step uses; a training loop stays as it is.
+
+        with GradientHook("gradient.safetensors", model, optimizer, step=10):
+            train(model, optimizer)
+
+    Steps count from 0. The gradient is read when `optimizer.step()` begins, so whatever the loop
+    did before (accumulation over several backward passes, clipping, unscaling) is in it. `written`
+    tells whether that step came. Leave the block or call `remove` to take the hook away.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        step: int = 0,
+    ) -> None:
+        if step < 0:
+            raise InputError(expected("capture: step", "0 or more", step))
+        self.path, self.step = path, step
+        self.seen, self.written = 0, False
+        self._trained = _trained(model)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not held & {id(parameter) for parameter in self._trained.values()}:
+            raise InputError(
+                expected("capture: optimizer", "one of the model's parameters", "others")
+            )
+        handle = optimizer.register_step_pre_hook(lambda *_: self._before_step())
+        self.remove: Callable[[], None] = handle.remove
+
+    def _before_step(self) -> None:
+        if self.seen == self.step:
+            save_gradient(self.path, {n: _added(p, None) for n, p in self._trained.items()})
+            self.written = True
+        self.seen += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        do = "set requires_grad on those that are trained"
+        raise InputError(expected("model", "parameters that are trained", "none", do))
+    return trained
+
+
+def _added(parameter: nn.Parameter, before: Tensor | None) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    after = parameter.grad.detach()
+    return after if before is None else after - before

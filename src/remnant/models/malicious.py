@@ -1,0 +1,158 @@
+"""Models that a malicious server sends: one gradient of them gives the batch away (paper 002, 4.2).
+
+All layers but the last hidden one pass the input through, so that a network of any depth is the
+attackable two-layer network f(x) = (1/m) sum_j s(z_j.x) + M with Gaussian z_j.
+
+- Activations with s(x) - s(-x) = c x (ReLU, GELU, SiLU and softplus with c = 1, leaky ReLU with
+  c = 1 + slope): the first layer is [I, -I, 0]^T, so that s(x) and s(-x) come out of it. Layers in
+  between take their difference over c and split it again (for ReLU the same as the identity), and
+  the last hidden one is [z, -z, 0], which sees c x.
+- Activations that are one-to-one (tanh, sigmoid, ELU): the identity, and the last hidden layer sees
+  h(x) = s(s(..(x))). `Trap.to_inputs` undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+from remnant.models.activations import activation as named_activation
+
+ONE_TO_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.atanh,
+    "sigmoid": torch.logit,
+    "elu": lambda y: torch.where(y > 0, y, torch.log1p(y.clamp(max=0))),
+}
+"""Activations by name that the identity passes through, and their inverses."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trap:
+    """The model to send and how to read the gradient that comes back.
+
+    directions: m x d, the rows z_j of the two-layer network in which the model amounts.
+    weight: the parameter whose gradient holds the batch, head: that of the output layer.
+    scale: the last hidden layer sees scale * x; 1 but for leaky ReLU.
+    """
+
+    model: nn.Sequential
+    directions: Tensor
+    weight: str
+    head: str
+    scale: float
+    split: bool
+    inverse: Callable[[Tensor], Tensor] | None
+    layers: int  # hidden ones before the last
+
+    def pull_back(self, gradient: Tensor) -> Tensor:
+        """m x d: dL/dz of the two-layer network, from the gradient of `weight`."""
+        d = self.directions.shape[1]
+        if self.layers == 0:
+            return gradient
+        if self.split:
+            return gradient[:, :d] - gradient[:, d : 2 * d]
+        return gradient[:, :d]
+
+    def to_inputs(self, seen: Tensor) -> Tensor:
+        """Inputs of the model from what its last hidden layer sees, both n x d."""
+        if self.inverse is None:
+            return seen / self.scale
+        for _ in range(self.layers):
+            seen = self.inverse(seen)
+        return seen
+
+
+def trap(
+    inputs: int,
+    width: int,
+    hidden: int,
+    *,
+    generator: torch.Generator,
+    activation: str = "relu",
+    last_activation: str = "",
+    output_bias: float = 0.0,
+    biases: bool = True,
+    dtype: torch.dtype = torch.float64,
+) -> Trap:
+    """A network of `hidden` layers of `width` neurons and one output, to be sent to a client.
+
+    last_activation: of the last hidden layer, `activation` without one. output_bias: the M of
+    Remark 1; large, it keeps every residual away from 0 and of one sign.
+    """
+    last = last_activation or activation
+    split, scale = _rule(activation) if hidden > 1 else (False, 1.0)
+    _check_room(inputs, width, hidden, split)
+    if output_bias and not biases:
+        raise InputError(expected("malicious model", "biases for an output bias", "biases=False"))
+    z = torch.randn(width, inputs, generator=generator, dtype=torch.float64)
+    matrices = _pass_through(inputs, width, hidden - 1, split, scale)
+    both = torch.cat([z, -z], dim=1) if split else z
+    before = width if hidden > 1 else inputs
+    matrices.append(nn.functional.pad(both, (0, before - both.shape[1])))
+    matrices.append(torch.full((1, width), 1 / width, dtype=torch.float64))
+    names = [activation] * (hidden - 1) + [last]
+    model = _network(matrices, names, output_bias, biases).to(dtype)
+    return Trap(
+        model=model,
+        directions=z,
+        weight=f"{2 * hidden - 1}.weight",
+        head=f"{2 * hidden + 1}.weight",
+        scale=scale,
+        split=split,
+        inverse=None if split else ONE_TO_ONE.get(activation),
+        layers=hidden - 1,
+    )
+
+
+def _check_room(inputs: int, width: int, hidden: int, split: bool) -> None:
+    room = 2 * inputs if split else inputs
+    if hidden < 1 or (hidden > 1 and width < room):
+        wanted = f"one hidden layer or more, {room} wide or more for {inputs} inputs"
+        raise InputError(expected("malicious model", wanted, f"{hidden}, {width} wide"))
+
+
+def _rule(name: str) -> tuple[bool, float]:
+    """Whether the input passes as a pair (x, -x), and c of s(x) - s(-x) = c x."""
+    if name in ONE_TO_ONE:
+        return False, 1.0
+    act = named_activation(name)
+    x = torch.linspace(0.5, 4, 8, dtype=torch.float64)
+    slopes = (act(x) - act(-x)) / x
+    if float(slopes.max() - slopes.min()) > 1e-6:
+        wanted = f"{', '.join(ONE_TO_ONE)}, or one with s(x) - s(-x) linear (relu, leaky, gelu ..)"
+        raise InputError(expected("activation to pass through", wanted, name))
+    return True, float(slopes[0])
+
+
+def _pass_through(d: int, width: int, count: int, split: bool, scale: float) -> list[Tensor]:
+    """Weights of the `count` layers before the last hidden one."""
+    eye = torch.eye(d, dtype=torch.float64)
+    pair = torch.cat([eye, -eye]) if split else eye
+    matrices = []
+    for i in range(count):
+        block = pair if i == 0 else (pair @ pair.T / scale if split else eye)
+        matrix = torch.zeros(width, d if i == 0 else width, dtype=torch.float64)
+        matrix[: block.shape[0], : block.shape[1]] = block
+        matrices.append(matrix)
+    return matrices
+
+
+@torch.no_grad()
+def _network(
+    matrices: list[Tensor], activations: list[str], output_bias: float, biases: bool
+) -> nn.Sequential:
+    modules: list[nn.Module] = [nn.Flatten()]
+    for i, matrix in enumerate(matrices):
+        layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=biases, device="meta")
+        layer = layer.double().to_empty(device="cpu")
+        layer.weight.copy_(matrix)
+        if biases:
+            layer.bias.fill_(output_bias if i == len(matrices) - 1 else 0.0)
+        modules.append(layer)
+        if i < len(activations):
+            modules.append(named_activation(activations[i]))
+    return nn.Sequential(*modules)

@@ -1,0 +1,169 @@
+"""Search for records of a piecewise linear layer that a second dense layer follows.
+
+Walkers find points of the graph roughly; `solve_pairs` turns each into its exact features and its
+exact dual; what is found leaves the frames, so that the search gets easier as it goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from remnant.progress import task
+from remnant.solvers.algebra import distinct
+from remnant.solvers.frames import Coordinates, Frames, deflate
+from remnant.solvers.pairs import Pairs, solve_pairs
+from remnant.solvers.walkers import Walkers, relay, set_out, take, walk
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSearch:
+    """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
+
+    walkers: int = 32  # points searched for at a time
+    iterations: int = 3000  # of the walk, before a round counts as lost
+    patience: int = 5  # lost rounds in a row before giving up
+    arrived: float = 1e-3  # gap below which a walker is taken for a record
+    enough: float = 0.5  # share of walkers to wait for, while they arrive quickly
+    solves: int = 400  # iterations of conjugate gradients
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """Pre-activations t and duals a (k x w each, up to scale), and how well each fits (k)."""
+
+    t: Tensor
+    a: Tensor
+    graph_residual: Tensor
+    dual_residual: Tensor
+    series: list[float] = field(default_factory=lambda: [0.0])  # found after each round
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.series) - 1
+
+
+def search_graph(
+    frames: Frames, leak: float, settings: BatchSearch, tolerance: float, generator: torch.Generator
+) -> Found:
+    """Records, one after the other, until the frames are empty or patience is at its end.
+
+    tolerance: the largest residual of a record, relative to the record.
+    """
+    found, walkers, lost = nothing_found(len(frames.t)), None, 0
+    total = frames.remaining
+    with task("searching for records", total) as step:
+        while len(found) < total and lost < settings.patience:
+            walkers, points = roam(walkers, frames, leak, settings, generator)
+            features, duals = solve_both(frames, points[distinct(points, 0.99)], leak, settings)
+            features, duals = choose(features, duals, tolerance, frames.remaining)
+            new = len(features.residual)
+            lost = 0 if new else lost + 1
+            if new:
+                found = extend(found, frames, features, duals)
+            if new and len(found) < total:
+                y, e, z, c = features.inner, features.outer, duals.outer, duals.inner
+                frames = deflate(frames, Coordinates(y=y, e=e, z=z, c=c))
+            found.series.append(float(len(found)))
+            step(new, note=f"{len(found)} of {total}")
+    return found
+
+
+def roam(
+    walkers: Walkers | None,
+    frames: Frames,
+    leak: float,
+    settings: BatchSearch,
+    generator: torch.Generator,
+) -> tuple[Walkers, Tensor]:
+    """Walk until enough have arrived. Returns those still under way and the arrived t (k x w)."""
+    t_frame, h_frame = frames.t.float(), frames.h.float()
+    count = min(settings.walkers, max(4, 2 * frames.remaining))
+    walkers = relay(walkers, set_out(t_frame, count, leak, generator=generator))
+    done, stride = 0, 25
+    while done < settings.iterations:
+        walkers = walk(walkers, t_frame, h_frame, leak=leak, iterations=stride)
+        done += stride
+        arrived = walkers.gap < settings.arrived
+        share = float(arrived.float().mean())
+        # Where arrivals are rare, even one makes the rest easier.
+        if share >= settings.enough or (share > 0 and done >= 8 * stride):
+            break
+    else:
+        # Lost ones start anew, save the better half.
+        arrived = walkers.gap < settings.arrived
+        better = walkers.gap <= walkers.gap.median()
+        return take(walkers, better & ~arrived), walkers.projected[arrived].double()
+    return take(walkers, ~arrived), walkers.projected[arrived].double()
+
+
+def slopes(t: Tensor, leak: float, margin: float) -> tuple[Tensor, Tensor]:
+    """f'(t), and 1 where the sign of t is beyond doubt (margin: of its root-mean-square)."""
+    sure = t.abs() > margin * t.square().mean(1, keepdim=True).sqrt()
+    return torch.where(t > 0, 1.0, leak).to(t.dtype), sure.to(t.dtype)
+
+
+def solve_both(
+    frames: Frames, points: Tensor, leak: float, settings: BatchSearch
+) -> tuple[Pairs, Pairs]:
+    """Exact features (outer e, inner y) and duals (outer z, inner c) near the points (k x w)."""
+    y = points @ frames.t
+    t = y @ frames.t.T
+    slope, sure = slopes(t, leak, 0.02)
+    start = ((slope * t) @ frames.h, y)
+    features = solve_pairs(frames.h, frames.t, slope, sure, start, iterations=settings.solves)
+    y = features.inner
+    slope, sure = slopes(y @ frames.t.T, leak, 1e-3)
+    # inverse1 pairs y with its own z alone; its transpose's image of y is close to that z.
+    start = (y @ frames.inverse1, torch.zeros_like(y))
+    duals = solve_pairs(frames.a, frames.p, slope, sure, start, iterations=settings.solves)
+    return features, duals
+
+
+def choose(features: Pairs, duals: Pairs, tolerance: float, room: int) -> tuple[Pairs, Pairs]:
+    """At most `room` different ones of those that fit."""
+    which = ((features.residual < tolerance) & (duals.residual < tolerance)).nonzero()[:, 0]
+    which = which[distinct(features.inner[which], 0.99)][:room]
+    return take_pairs(features, which), take_pairs(duals, which)
+
+
+def take_pairs(pairs: Pairs, which: Tensor) -> Pairs:
+    return Pairs(outer=pairs.outer[which], inner=pairs.inner[which], residual=pairs.residual[which])
+
+
+def nothing_found(width: int) -> Found:
+    none, empty = torch.zeros(0, dtype=torch.float64), torch.zeros(0, width, dtype=torch.float64)
+    return Found(t=empty, a=empty, graph_residual=none, dual_residual=none)
+
+
+def extend(found: Found, frames: Frames, features: Pairs, duals: Pairs) -> Found:
+    return Found(
+        t=torch.cat([found.t, features.inner @ frames.t.T]),
+        a=torch.cat([found.a, duals.outer @ frames.a.T]),
+        graph_residual=torch.cat([found.graph_residual, features.residual]),
+        dual_residual=torch.cat([found.dual_residual, duals.residual]),
+        series=found.series,
+    )
+
+
+def settle(frames: Frames, found: Found, leak: float, settings: BatchSearch) -> Found:
+    """The found records once more, each on its own in the frames of all records.
+
+    In shrunken frames a record carries what was wrong with those before it; here it does not.
+    """
+    settled = nothing_found(len(frames.t))
+    for rows in found.t.split(64):
+        features, duals = solve_both(frames, rows, leak, settings)
+        settled = extend(settled, frames, features, duals)
+    return Found(
+        t=settled.t,
+        a=settled.a,
+        graph_residual=settled.graph_residual,
+        dual_residual=settled.dual_residual,
+        series=found.series,
+    )

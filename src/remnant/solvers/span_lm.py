@@ -1,0 +1,303 @@
+"""Exact recovery of a batch from one gradient of a network with one smooth hidden layer.
+
+The first layer's gradient gives the records' number and span (`spans`). Moments in the span
+(`stein`) and their components (`jennrich`) give directions; norms come from the moments or from the
+bias' 1. Levenberg-Marquardt on the exact equations (`span_equations`) finishes. That the equations
+hold to rounding, far more of them than unknowns, certifies the answer without the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remnant.progress import task
+from remnant.solvers.jennrich import component_weights, decompose
+from remnant.solvers.span_equations import (
+    Equations,
+    Point,
+    best_residuals,
+    deviations,
+    evaluate,
+    levenberg_marquardt,
+    pose,
+    stacked,
+    without,
+)
+from remnant.solvers.spans import count_records
+from remnant.solvers.stein import regress_moments, vanishing
+from remnant.solvers.two_layer import BatchGradient, TwoLayer, scales_and_signs
+
+Box = tuple[Tensor, Tensor]  # lowest and highest input, each broadcasts over d
+
+ROUNDING = 1e-32  # relative sum of squares that ends the descent
+MOST_SIGNS = 16  # 2^16 choices of signs are looked at, not more
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanSettings:
+    """A relative misfit below `tolerance` certifies. Nothing depends on the clock."""
+
+    tolerance: float = 1e-7
+    attempts: int = 8  # decompositions, all but the first from a sample of the neurons
+    projections: int = 100
+    iterations: int = 200
+    renewals: int = 3  # of doubtful records, after each descent
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpanResult:
+    """inputs: B x d. residuals: B x c, dL/df of each record. misfit: of all of the gradient.
+
+    error: B, what misfit and curvature let each input be wrong by (L2, one standard deviation)
+    inside the span; noise that turns the span itself adds about as much again.
+    sign_known: False where (x, r) and (-x, -r) explain the gradient alike and nothing decided.
+    """
+
+    inputs: Tensor
+    residuals: Tensor
+    misfit: float
+    error: Tensor
+    certified: bool
+    sign_known: bool
+    attempts: int
+
+
+def recover_span(
+    network: TwoLayer,
+    gradient: BatchGradient,
+    settings: SpanSettings,
+    *,
+    generator: torch.Generator,
+    count: int | None = None,
+    box: Box | None = None,
+    residual_sign: int = 0,
+) -> SpanResult:
+    """All records of the batch. count=None: as many as the spectrum of the gradient says."""
+    if count is None:
+        layer, _ = stacked(network, gradient)
+        count = count_records(
+            torch.linalg.svdvals(layer), layer, torch.finfo(torch.float64).eps
+        ).count
+    eq, right = pose(network, gradient, count)
+    best, tried = search(eq, settings, generator)
+    at, sign_known = resolve_signs(network, gradient, eq, best, right, box, residual_sign)
+    d = network.weights.shape[1]
+    inputs = (at.coordinates @ right)[:, :d]
+    misfit = whole_misfit(network, gradient, inputs, at.residuals)
+    unknowns = at.coordinates.numel() + at.residuals.numel()
+    return SpanResult(
+        inputs=inputs,
+        residuals=at.residuals,
+        misfit=misfit,
+        error=deviations(eq, at),
+        certified=misfit < settings.tolerance and eq.layer.numel() > 2 * unknowns,
+        sign_known=sign_known,
+        attempts=tried,
+    )
+
+
+def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) -> tuple[Point, int]:
+    """The lowest point from several starts, and how many were tried.
+
+    Ends at a misfit below the tolerance, or (noise) when two attempts come to the same lowest one.
+    """
+    lowest: list[Point] = []
+    tried = 0
+    with task("solving in the span", settings.attempts) as step:
+        for attempt in range(settings.attempts):
+            end: Point | None = None
+            for start in propose(eq, settings, generator, fraction=0.8 if attempt else 1.0):
+                tried += 1
+                other = descend(eq, start, settings, generator)
+                end = other if end is None or other.cost < end.cost else end
+                if end.cost < settings.tolerance**2:
+                    break
+            assert end is not None, "there is always a start"
+            again = any(abs(end.cost - p.cost) < 1e-6 * p.cost for p in lowest)
+            lowest.append(end)
+            step(note=f"misfit {end.cost**0.5:.1e}")
+            if again or end.cost < settings.tolerance**2:
+                break
+    return min(lowest, key=lambda p: p.cost), tried
+
+
+def descend(
+    eq: Equations, start: Point, settings: SpanSettings, generator: torch.Generator
+) -> Point:
+    """Down from `start`, and on from there with the doubtful records taken anew."""
+    at = levenberg_marquardt(eq, start, settings.iterations, ROUNDING)
+    for _ in range(settings.renewals):
+        if at.cost < settings.tolerance**2 or eq.count == 1:
+            break
+        other = levenberg_marquardt(
+            eq, renewed(eq, at, settings, generator), settings.iterations, ROUNDING
+        )
+        if other.cost > 0.99 * at.cost:
+            break
+        at = other
+    return at
+
+
+def renewed(eq: Equations, at: Point, settings: SpanSettings, generator: torch.Generator) -> Point:
+    """The point with its doubtful records replaced.
+
+    Two records that have met, or one that fits nothing, have a wide spread: the others' part is
+    taken off the gradient, which leaves a smaller problem of the same kind.
+    """
+    doubt = deviations(eq, at) / at.coordinates.norm(dim=1)
+    bad = (doubt > 5 * doubt.median()) | (doubt == doubt.max())
+    if int(bad.sum()) > eq.count // 2:
+        bad = doubt > doubt.median()
+    smaller, rows = without(eq, at, ~bad)
+    start = propose(smaller, settings, generator)[0]
+    part = levenberg_marquardt(smaller, start, settings.iterations, ROUNDING)
+    c = at.coordinates.clone()
+    c[bad] = part.coordinates @ rows
+    return evaluate(eq, c, best_residuals(eq, c))
+
+
+def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of w (m x B) with mean 0 and covariance I, and the B x B matrix `back`.
+
+    A direction u of the whitened rows is the record u @ back of the given ones.
+    """
+    centred = w - w.mean(0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(w))
+    root = values.clamp(min=1e-14 * float(values[-1])).sqrt()
+    white = (vectors / root) @ vectors.T
+    return centred @ white, white
+
+
+def propose(
+    eq: Equations, settings: SpanSettings, generator: torch.Generator, *, fraction: float = 1.0
+) -> list[Point]:
+    """Two starts, the likelier first: components of the moments at several scales.
+
+    fraction: of the neurons that the moments are taken over. Another sample is another chance.
+    """
+    white, back = whiten(eq.w)
+    # Two matrices with weights of their own give components; a single one asks for a cube.
+    alone = eq.heads.shape[1] == 1 or vanishing(eq.activation, 2)
+    orders = [1, 2, 3] + ([4] if vanishing(eq.activation, 3) and alone else [])
+    some = torch.randperm(len(white), generator=generator)[: int(fraction * len(white))]
+    gradient: Tensor = torch.linalg.solve(back, eq.layer, left=False)
+    fitted = regress_moments(gradient[some], eq.heads[some].T, white[some], orders)
+    moments = dict(zip(orders, fitted, strict=True))
+    # A bias of its own in every neuron blurs the parity: then every order speaks.
+    blurred = bool(eq.offset.any())
+    speaking = [moments[k] for k in orders[1:] if blurred or not vanishing(eq.activation, k)]
+    u = decompose(speaking, generator=generator, projections=settings.projections).directions
+    sizes = {k: component_weights(moments[k], u) for k in orders}
+    norms = scales_and_signs(eq.activation, sizes).signed_norm
+    u = u @ back
+    options = [f * norms.abs().median() * u for f in (0.5, 1.0, 2.0)] + [norms[:, None] * u]
+    if eq.last is not None:
+        ones = u @ eq.last
+        options.append(u / torch.where(ones.abs() < 1e-6, 1e-6, ones)[:, None])
+    points = [evaluate(eq, c, best_residuals(eq, c)) for c in options]
+    points = sorted(points, key=lambda p: p.cost)[:2]
+    return [turned(eq, p) for p in points] if blurred else points
+
+
+def turned(eq: Equations, at: Point) -> Point:
+    """The same with each record's sign turned where that lowers the cost."""
+    for i in range(eq.count):
+        c = at.coordinates.clone()
+        c[i] = -c[i]
+        other = evaluate(eq, c, best_residuals(eq, c))
+        at = other if other.cost < at.cost else at
+    return at
+
+
+def whole_misfit(
+    network: TwoLayer, gradient: BatchGradient, inputs: Tensor, residuals: Tensor
+) -> float:
+    """The largest relative misfit among the parts of the gradient that were seen."""
+    weights, head = network.weights.clone().requires_grad_(), network.head.clone().requires_grad_()
+    zeros = torch.zeros(len(weights), dtype=torch.float64)
+    bias = (zeros if network.bias is None else network.bias.clone()).requires_grad_()
+    with torch.enable_grad():
+        hidden = network.activation(inputs @ weights.T + bias)
+        total = (hidden @ head.T * residuals).sum()
+    own = (*torch.autograd.grad(total, (weights, head, bias)), residuals.sum(0))
+    seen = (gradient.weights, gradient.head, gradient.bias, gradient.head_bias)
+    gaps = [
+        float((a - b).norm() / b.norm().clamp(min=1e-300))
+        for a, b in zip(own, seen, strict=True)
+        if b is not None
+    ]
+    return max(gaps)
+
+
+def resolve_signs(
+    network: TwoLayer,
+    gradient: BatchGradient,
+    eq: Equations,
+    at: Point,
+    right: Tensor,
+    box: Box | None,
+    residual_sign: int,
+) -> tuple[Point, bool]:
+    """The right one of (x, r) and (-x, -r): alike for activations that are odd up to a constant.
+
+    Decided by the bias' 1, by what is known of the residuals, by the parts of the gradient that do
+    tell (the output bias; the head's mean where s(0) is not 0), or by the box of the data.
+    """
+    if eq.last is not None or bool(eq.offset.any()) or not _odd(network):
+        return at, True
+    c, r = at.coordinates, at.residuals
+    known = True
+    if residual_sign:
+        sign = torch.sign(r.sum(1)) * residual_sign
+    else:
+        found = _signs_by_sums(gradient, eq, at)
+        if found is None and box is not None:
+            x = c @ right
+            sign = torch.where(_outside(x, box) <= _outside(-x, box), 1.0, -1.0)
+        else:
+            known = found is not None
+            sign = torch.ones(len(c)) if found is None else found
+    sign = sign.double()[:, None]
+    return Point(coordinates=sign * c, residuals=sign * r, cost=at.cost), known
+
+
+def _odd(network: TwoLayer) -> bool:
+    z = torch.linspace(0, 5, 101, dtype=torch.float64)
+    total = network.activation(z) + network.activation(-z)
+    return bool((total - total[0]).abs().max() < 1e-9)
+
+
+def _outside(x: Tensor, box: Box) -> Tensor:
+    """How far each row leaves the box, in all."""
+    return (box[0] - x).clamp(min=0).sum(1) + (x - box[1]).clamp(min=0).sum(1)
+
+
+def _signs_by_sums(gradient: BatchGradient, eq: Equations, at: Point) -> Tensor | None:
+    """Signs that make the sums right which the other equations leave out; None if they do not say.
+
+    sum_i R_ik is the output bias' gradient, sum_i R_ik mean_j s(z_ij) the head's mean.
+    """
+    n = len(at.coordinates)
+    plus, minus, wanted = [], [], []
+    if gradient.head_bias is not None:
+        plus.append(at.residuals)
+        minus.append(-at.residuals)
+        wanted.append(gradient.head_bias)
+    if gradient.head is not None:
+        z = eq.w @ at.coordinates.T
+        plus.append(at.residuals * eq.activation(z).mean(0)[:, None])
+        minus.append(-at.residuals * eq.activation(-z).mean(0)[:, None])
+        wanted.append(gradient.head.mean(1))
+    if not wanted or n > MOST_SIGNS:
+        return None
+    yes, no, goal = torch.cat(plus, dim=1), torch.cat(minus, dim=1), torch.cat(wanted)
+    choices = 1 - 2 * ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).double()
+    sums = (choices + 1) / 2 @ yes + (1 - choices) / 2 @ no
+    gap = (sums - goal).abs().amax(1) / (yes.abs() + no.abs()).amax()
+    order = gap.argsort()[:2]
+    first, second = gap[order].tolist()
+    exact = max(100 * at.cost**0.5, 1e-11)  # how well sums of found residuals can be right
+    return choices[order[0]] if first < exact and second > 100 * exact else None

@@ -1,0 +1,283 @@
+"""Inputs and labels of a batch from one gradient of a two-layer network: paper 002, as it is.
+
+f(x) = sum_j a_j s(w_j.x) + M with a_j = 1/m and Gaussian w_j. Span from a second moment (or a
+contracted third, Remark 3), third moment in the span (fourth for piecewise linear activations,
+Remark 4), its components (`jennrich`), then signs, norms and residuals from all moments together.
+The error falls as sqrt(d / m): `span_lm` goes from such a start to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import factorial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+from remnant.solvers.jennrich import component_weights, decompose
+from remnant.solvers.layers import first_pair, leaves
+from remnant.solvers.stein import (
+    Activation,
+    coefficient,
+    head_moment,
+    head_product,
+    layer_moment,
+    layer_product,
+    leading_span,
+    vanishing,
+)
+from remnant.types import Weights
+
+Source = Literal["head", "layer"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TwoLayer:
+    """f(x) = head s(weights x + bias) + head_bias, float64. weights: m x d. head: c x m."""
+
+    weights: Tensor
+    head: Tensor
+    activation: Activation
+    bias: Tensor | None = None  # m
+    head_bias: Tensor | None = None  # c
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """n x c for inputs n x d."""
+        hidden = inputs @ self.weights.T
+        if self.bias is not None:
+            hidden = hidden + self.bias
+        outputs = self.activation(hidden) @ self.head.T
+        return outputs if self.head_bias is None else outputs + self.head_bias
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchGradient:
+    """One gradient of a batch at a `TwoLayer`, shapes as there; None where it was not seen."""
+
+    weights: Tensor | None = None
+    head: Tensor | None = None
+    bias: Tensor | None = None
+    head_bias: Tensor | None = None
+
+
+def read_two_layer(model: nn.Module, gradient: Weights) -> tuple[TwoLayer, BatchGradient] | str:
+    """A dense network with one hidden layer and its gradient, or in a sentence why it is not one.
+
+    The activation may be any elementwise module; `nn.Flatten` may come first.
+    """
+    pair = first_pair(model)
+    if isinstance(pair, str):
+        return pair
+    layers = [m for _, m in leaves(model) if not isinstance(m, nn.Identity | nn.Dropout)]
+    if not isinstance(layers[-1], nn.Linear) or sum(isinstance(m, nn.Linear) for m in layers) != 2:
+        return "the model must have two dense layers, one hidden; it has other layers after them"
+    held = {name: p.detach().double() for name, p in model.named_parameters()}
+    network = TwoLayer(
+        weights=held[pair.first.weight],
+        head=held[pair.next.weight],
+        activation=pair.activation,
+        bias=held[pair.first.bias] if pair.first.bias else None,
+        head_bias=held[pair.next.bias] if pair.next.bias else None,
+    )
+    seen = BatchGradient(
+        weights=_pick(gradient, pair.first.weight),
+        head=_pick(gradient, pair.next.weight),
+        bias=_pick(gradient, pair.first.bias),
+        head_bias=_pick(gradient, pair.next.bias),
+    )
+    return network, seen
+
+
+def _pick(gradient: Mapping[str, Tensor], name: str | None) -> Tensor | None:
+    return None if name is None or name not in gradient else gradient[name].detach().double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSettings:
+    """Paper 002's choices. norm=None: inputs are not normalised, norms come from the moments.
+
+    residual_sign: +1 or -1 where every residual's sign is known, as with a large output bias
+    (Remark 1); it settles the sign that an odd activation leaves open.
+    """
+
+    source: Source = "layer"
+    projections: int = 100
+    norm: float | None = 1.0
+    residual_sign: int = 0
+    contraction: Literal["moment", "random"] = "moment"  # the vector of Remarks 3 and 4
+    centred: bool = False  # past the paper: take off what lower orders explain, see `_centred`
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorResult:
+    """inputs: B x d. residuals: B, dL/df of each record. off: what the components do not explain.
+
+    sign_known: False where (x, r) and (-x, -r) give the same gradient and nothing told them apart.
+    """
+
+    inputs: Tensor
+    residuals: Tensor
+    span: Tensor  # d x B
+    off: float
+    sign_known: bool
+
+
+def tensor_attack(
+    network: TwoLayer,
+    gradient: BatchGradient,
+    count: int,
+    settings: TensorSettings,
+    *,
+    generator: torch.Generator,
+) -> TensorResult:
+    """The paper's attack. First-layer weights of another scale than N(0, I) are rescaled."""
+    observed, w, scale = _standardised(network, gradient, settings.source)
+    product = head_product if settings.source == "head" else layer_product
+    moment = head_moment if settings.source == "head" else layer_moment
+    d, act = w.shape[1], network.activation
+    first = moment(observed, w, 1)
+    if settings.centred:
+        observed = _centred(observed, w, first)
+    vector = first
+    if settings.contraction == "random":
+        vector = torch.randn(d, generator=generator, dtype=torch.float64)
+    vector = vector / vector.norm()
+    along = vector if vanishing(act, 2) else None
+    span = leading_span(product(observed, w, along), d, count, generator=generator)
+    inner, seen = w @ span, observed if settings.source == "head" else observed @ span
+    order = 4 if vanishing(act, 3) else 3
+    # Along the span only: what the vector has outside adds noise and no signal.
+    top = moment(seen, inner, order, vector=vector @ span if order == 4 else None)
+    components = decompose(top[None], generator=generator, projections=settings.projections)
+    u = components.directions
+    sizes = {1: component_weights((first @ span)[None], u)}
+    sizes |= {k: component_weights(moment(seen, inner, k)[None], u) for k in (2, 3)}
+    norm = None if settings.norm is None else settings.norm * scale
+    fit = scales_and_signs(act, sizes, norm=norm, residual_sign=settings.residual_sign)
+    return TensorResult(
+        inputs=(fit.signed_norm[:, None] * u) @ span.T / scale,
+        residuals=fit.residuals[:, 0],
+        span=span,
+        off=components.off,
+        sign_known=fit.sign_known,
+    )
+
+
+def _standardised(
+    network: TwoLayer, gradient: BatchGradient, source: Source
+) -> tuple[Tensor, Tensor, float]:
+    """The gradient with the neurons' weights in, weights of unit variance, and their scale."""
+    if len(network.head) != 1:
+        got = f"{len(network.head)} outputs"
+        raise InputError(expected("tensor attack", "a network with one output", got))
+    if network.bias is not None and bool(network.bias.any()):
+        raise InputError(
+            expected(
+                "tensor attack", "no biases in the first layer", "some", "use the exact solver"
+            )
+        )
+    scale = float(network.weights.square().mean().sqrt())
+    w = network.weights / scale
+    head = network.head[0]
+    if source == "head":
+        if gradient.head is None:
+            raise InputError("tensor attack: expected the head's gradient, got none")
+        return gradient.head[0] / len(w), w, scale
+    if gradient.weights is None:
+        raise InputError("tensor attack: expected the first layer's gradient, got none")
+    # dL/d(scaled w) = scale dL/dw is of the scaled input.
+    return head[:, None] * gradient.weights * scale / head.square().sum(), w, scale
+
+
+def _centred(observed: Tensor, w: Tensor, first: Tensor) -> Tensor:
+    """The gradient less its mean over neurons, and for the head less its linear part too.
+
+    H_k(w) is orthogonal to both for k > 1, so the moments stay and their noise falls.
+    """
+    left = observed - observed.mean(0)
+    return left if observed.ndim == 2 else left - w @ first / len(w)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """x_i = signed_norm_i u_i, residuals B x c."""
+
+    signed_norm: Tensor
+    residuals: Tensor
+    sign_known: bool
+
+
+def scales_and_signs(
+    activation: Activation,
+    sizes: Mapping[int, Tensor],
+    *,
+    norm: float | None = None,
+    residual_sign: int = 0,
+) -> Fit:
+    """Norm, sign and residual of each record from its weights in the moments of several orders.
+
+    sizes[k]: c x B, weights r_i s_i^k c_k(beta_i) of u_i^(x k). For each beta of a grid the best r
+    is linear; the best pair (beta, sign) wins. Where only odd orders speak, both signs fit alike
+    and the one that gives `residual_sign` is taken.
+    """
+    grid = torch.logspace(-2, 1.5, 351, dtype=torch.float64)
+    if norm is not None:
+        grid = torch.tensor([norm], dtype=torch.float64)
+    orders = [k for k in sizes if not vanishing(activation, k)]
+    unit = [1 / factorial(k - 1) ** 0.5 for k in orders]  # equal noise in every order
+    c = torch.stack(
+        [f * coefficient(activation, k, grid) for k, f in zip(orders, unit, strict=True)]
+    )
+    z = torch.stack([f * sizes[k] for k, f in zip(orders, unit, strict=True)])  # o x c x B
+    signs = torch.tensor([[s**k for k in orders] for s in (1.0, -1.0)], dtype=torch.float64)
+    residuals = torch.einsum("so,og,ocb->sgbc", signs, c, z) / c.square().sum(0)[:, None, None]
+    gain = residuals.square().sum(-1) * c.square().sum(0)[:, None]  # 2 x grid x B
+    open_sign = all(k % 2 == 1 for k in orders)
+    if open_sign and residual_sign:
+        gain = gain * (residuals.sum(-1) * residual_sign > 0)
+    best = gain.flatten(0, 1).argmax(0)
+    s, g = best // len(grid), best % len(grid)
+    index = torch.arange(z.shape[2])
+    return Fit(
+        signed_norm=grid[g] * (1 - 2 * s.double()),
+        residuals=residuals[s, g, index],
+        sign_known=not open_sign or residual_sign != 0,
+    )
+
+
+def read_targets(outputs: Tensor, residuals: Tensor, loss: str) -> Tensor:
+    """Labels of B records from outputs and residuals dL/df, both B x c, L the mean over records.
+
+    mse: the targets f - B r / 2, B x c. ce: the class of the smallest residual, the only negative
+    one. bce, and any other loss that pulls outputs up to their label: likewise, with one output the
+    sign. For a sum over records in place of the mean, give the residuals divided by B.
+    """
+    if loss == "mse":
+        return outputs - residuals * len(residuals) / 2
+    if residuals.shape[1] == 1:
+        return (residuals[:, 0] < 0).long()
+    return residuals.argmin(1)
+
+
+def target_gap(outputs: Tensor, residuals: Tensor, loss: str) -> Tensor | None:
+    """B: how far residuals are from what loss and outputs say; None where any are possible.
+
+    A check of each record without the truth: with ce, r = (softmax(f) - one-hot(y)) / B.
+    """
+    labels = read_targets(outputs, residuals, loss)
+    if loss == "ce":
+        wanted = outputs.softmax(1) - torch.nn.functional.one_hot(labels, outputs.shape[1])
+    elif loss == "bce":
+        wanted = outputs.sigmoid() - labels[:, None]
+    else:
+        return None
+    gap: Tensor = (residuals * len(residuals) - wanted).norm(dim=1) / wanted.norm(dim=1)
+    return gap
+
+
+def expected_outputs(activation: Activation, norms: Tensor, head_bias: float = 0.0) -> Tensor:
+    """E f(x) over the weights (Algorithm 1, line 3): what f concentrates to as m grows."""
+    return coefficient(activation, 0, norms) + head_bias

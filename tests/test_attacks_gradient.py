@@ -1,0 +1,180 @@
+"""The attack on one gradient, over networks and presets: what comes back, and what is admitted."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from remnant.attacks import Gradient
+from remnant.capturing import capture
+from remnant.data import load
+from remnant.errors import InputError
+from remnant.models import build, trap
+from remnant.scoring import squared_l2
+from remnant.solvers.span_lm import SpanSettings, recover_span
+from remnant.solvers.two_layer import BatchGradient, TwoLayer
+from remnant.types import Knowledge, Scaling, Status, Target
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def digits_target(model, count, loss="ce", noise=0.0, tell=False, **known):
+    """(target, truth, labels): a gradient of `count` 8 x 8 digits."""
+    examples = load("digits")
+    rows = torch.arange(count) * 7
+    scaling = Scaling(mean=examples.inputs[1000:].mean(0))
+    truth, labels = examples.inputs[rows], examples.labels[rows]
+    if isinstance(model, str):
+        model = build(model, generator=seeded(1))
+    if loss == "bce":
+        labels = labels % 2
+    gradient = capture(model, loss, (scaling.to_model(truth), labels))
+    for value in gradient.values() if noise else ():
+        value += noise * value.std() * torch.randn(value.shape, generator=seeded(2))
+    target = Target(
+        model=model,
+        input_shape=(1, 8, 8),
+        scaling=scaling,
+        knowledge=Knowledge(gradient=gradient, loss=loss if tell else None, **known),
+    )
+    return target, truth, labels
+
+
+def nearest(truth, found):
+    """Squared distance of each record to its nearest candidate, and which that is."""
+    return squared_l2(truth, found.inputs).min(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ("mlp:64-128-128-10", 12),
+        ("mlp:64-128-128-128-10", 12),
+        ("mlp:64-128-128-10:leaky0.1", 8),
+        ("mlp:64-128-128-10:gelu", 8),
+        ("mlp:64-128-128-10:silu", 8),
+        ("mlp:64-128-128-10:elu", 8),
+        ("mlp:64-128-10", 8),
+        ("mlp:64-128-128-10", 1),
+        ("mlp:64-128-128-10:sigmoid", 1),
+        ("mlp:64-300-10:tanh", 4),
+        ("cnn:1x8x8-c8k3p1-128-128-10", 6),
+    ],
+)
+def test_a_batch_comes_back_whole(model, count):
+    target, truth, labels = digits_target(model, count)
+    found = Gradient()(target, generator=seeded())
+    assert found.status is Status.COMPLETE, found.reason
+    assert found.figures["counted"] == found.figures["certified"] == count
+    distance, which = nearest(truth, found)
+    assert float(distance.max()) < 1e-6
+    assert found.labels[which].equal(labels)
+    assert found.figures["unexplained"] < 1e-4
+
+
+def test_the_residuals_are_those_of_the_loss():
+    target, truth, labels = digits_target("mlp:64-128-128-10", 6)
+    found = Gradient()(target, generator=seeded())
+    _, which = nearest(truth, found)
+    outputs = target.model(target.scaling.to_model(truth)).detach()
+    wanted = (outputs.softmax(1) - nn.functional.one_hot(labels, 10)) / 6
+    got = torch.tensor(found.figures["residuals"])[which]
+    assert float((got - wanted).abs().max()) < 1e-4
+
+
+def test_one_output_tells_classes_only_if_the_loss_is_known():
+    target, truth, labels = digits_target("mlp:64-128-128-1", 6, loss="bce")
+    found = Gradient()(target, generator=seeded())
+    assert found.status is Status.COMPLETE
+    assert found.labels is None
+    known = dataclasses.replace(target.knowledge, loss="bce")
+    found = Gradient()(dataclasses.replace(target, knowledge=known), generator=seeded())
+    assert found.labels[nearest(truth, found)[1]].equal(labels)
+
+
+def test_a_batch_too_large_for_the_width_is_inconclusive():
+    target, _, _ = digits_target("mlp:64-48-48-10", 30)
+    found = Gradient()(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert "30 records" in found.reason
+    assert len(found) == 0
+
+
+def test_noise_never_certifies_a_wrong_record():
+    target, truth, _ = digits_target("mlp:64-128-128-10", 8, noise=0.3, records=8)
+    found = Gradient(patience=2)(target, generator=seeded())
+    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    wrong = squared_l2(truth, found.inputs).min(0).values > 0.5
+    assert found.status is not Status.COMPLETE
+    assert not bool((passed & wrong).any())
+
+
+def test_matching_is_a_yardstick_without_a_certificate():
+    target, _, labels = digits_target("mlp:64-64-64-10", 2, records=2, tell=True)
+    found = Gradient(preset="matching", steps=150)(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert sorted(found.labels.tolist()) == sorted(labels.tolist())
+    assert found.trace["distance"][-1] < found.trace["distance"][0]
+
+
+def test_the_paper_preset_finds_pairs_on_a_wide_gaussian_network():
+    d, m = 20, 5000
+    model = nn.Sequential(nn.Flatten(), nn.Linear(d, m, bias=False), nn.Tanh(), nn.Linear(m, 1))
+    with torch.no_grad():
+        model[1].weight.normal_(generator=seeded(1))
+        model[3].weight.fill_(1 / m)
+        model[3].bias.fill_(30.0)
+    truth = torch.eye(d)[:2]
+    gradient = capture(model, "mse", (truth, torch.tensor([1.0, -1.0])))
+    known = Knowledge(gradient=gradient, records=2, loss="mse")
+    target = Target(model=model, input_shape=(d,), bounds=None, knowledge=known)
+    found = Gradient(preset="paper", norm=1.0)(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    error = torch.minimum(squared_l2(truth, found.inputs), squared_l2(truth, -found.inputs))
+    assert float(error.min(1).values.sqrt().max()) < 0.3
+
+
+def test_a_malicious_server_reads_a_deep_network():
+    sent = trap(64, 300, 2, generator=seeded(3), activation="relu", last_activation="tanh")
+    truth = load("digits").inputs[:3].flatten(1).double()
+    gradient = capture(sent.model, "mse", (truth, torch.tensor([1.0, -1.0, 0.5]).double()))
+    network = TwoLayer(
+        weights=sent.directions,
+        head=dict(sent.model.named_parameters())[sent.head].detach(),
+        activation=nn.Tanh(),
+    )
+    seen = BatchGradient(weights=sent.pull_back(gradient[sent.weight]))
+    found = recover_span(network, seen, SpanSettings(), generator=seeded(), count=3)
+    inputs = sent.to_inputs(found.inputs)
+    # Without biases tanh leaves each sign open; that has to be said.
+    error = torch.minimum(squared_l2(truth, inputs), squared_l2(truth, -inputs))
+    assert float(error.min(1).values.max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "known", "reason"),
+    [
+        ({}, {"gradient": None}, "no gradient"),
+        ({"preset": "matching"}, {}, "--records and --loss"),
+        ({"preset": "paper"}, {}, "other layers"),
+    ],
+)
+def test_what_is_missing_is_named(settings, known, reason):
+    target, _, _ = digits_target("mlp:64-32-32-10", 3)
+    target = dataclasses.replace(target, knowledge=dataclasses.replace(target.knowledge, **known))
+    found = Gradient(**settings)(target, generator=seeded())
+    assert found.status is Status.NOT_APPLICABLE
+    assert reason in found.reason
+
+
+def test_a_zero_gradient_proves_nothing_and_a_wrong_preset_is_refused():
+    target, _, _ = digits_target("mlp:64-32-32-10", 3)
+    zeros = {name: torch.zeros_like(w) for name, w in target.weights.items()}
+    known = dataclasses.replace(target.knowledge, gradient=zeros)
+    found = Gradient()(dataclasses.replace(target, knowledge=known), generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    with pytest.raises(InputError, match="preset: expected exact or paper or matching"):
+        Gradient(preset="best")

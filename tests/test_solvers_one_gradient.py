@@ -1,0 +1,289 @@
+"""Exact recovery of a batch from one gradient: every path, and honesty where it must fail."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from remnant.errors import InputError
+from remnant.solvers import one_gradient
+from remnant.solvers.frames import Coordinates, deflate, pose_frames
+from remnant.solvers.graph_search import BatchSearch, Found, search_graph
+from remnant.solvers.one_gradient import leak_of, recover_batch
+from remnant.solvers.output_search import nearest_signals
+from remnant.solvers.pairs import solve_pairs
+from remnant.solvers.resimulate import resimulate, slope_at
+from remnant.solvers.spans import count_in_noise, decompose
+from remnant.solvers.walkers import WEIGHT, nearest_on_graph
+
+INPUTS = 60
+
+
+def leaked(count, widths, activation, *, seed=0, dtype=torch.float64, bias=True, noise=0.0):
+    """A batch and what one gradient of a freshly made network gives away."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(count, INPUTS, generator=generator, dtype=torch.float64) * 4 - 2
+    labels = torch.randint(0, 5, (count,), generator=generator)
+    layers = []
+    sizes = [INPUTS, *widths, 5]
+    for fan_in, fan_out in pairwise(sizes):
+        linear = nn.Linear(fan_in, fan_out, bias=bias or fan_in != INPUTS).to(dtype)
+        with torch.no_grad():
+            for p in linear.parameters():
+                draw = torch.rand(p.shape, generator=generator, dtype=torch.float64)
+                p.copy_((draw * 2 - 1) / fan_in**0.5)
+        layers += [linear, activation]
+    model = nn.Sequential(*layers[:-1])
+    nn.functional.cross_entropy(model(x.to(dtype)), labels).backward()
+
+    def affine(layer, values):
+        parts = [values(layer.weight)] + (
+            [values(layer.bias)[:, None]] if layer.bias is not None else []
+        )
+        return torch.cat(parts, dim=1).detach().double()
+
+    def grads(p):
+        g = p.grad.double()
+        return g + noise * g.std() * torch.randn(g.shape, generator=generator, dtype=g.dtype)
+
+    return x, {
+        "first": affine(layers[0], lambda p: p),
+        "first_gradient": affine(layers[0], grads),
+        "next_weight": layers[2].weight.detach().double(),
+        "next_gradient": affine(layers[2], grads),
+        "activation": activation,
+        "precision": torch.finfo(dtype).eps,
+        "last": len(widths) == 1,
+        "bias": bias,
+    }
+
+
+def recover(held, **more):
+    return recover_batch(**(held | {"generator": torch.Generator().manual_seed(1)} | more))
+
+
+def errors(x, inputs):
+    """Squared distance of each record to the nearest recovered one."""
+    return torch.cdist(x, inputs).min(1).values ** 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("count", "widths", "activation"),
+    [
+        (20, (64, 64), nn.ReLU()),
+        (12, (96, 64), nn.LeakyReLU(0.1)),
+        (12, (96,), nn.ReLU()),
+        (8, (96,), nn.LeakyReLU(0.1)),
+        (12, (96, 64), nn.Tanh()),
+        (12, (96, 64), nn.GELU()),
+        (12, (96, 64), nn.SiLU()),
+        (12, (96, 64), nn.ELU()),
+        (12, (96, 64), nn.Softplus()),
+        (12, (128, 6), nn.ReLU()),  # the next layer is narrower than the batch
+        (1, (16,), nn.Tanh()),
+        (1, (16, 16), nn.ReLU()),
+    ],
+    ids=lambda v: str(v).split("(")[0] if isinstance(v, nn.Module) else str(v),
+)
+def test_every_record_comes_back_and_is_certified(count, widths, activation, dtype):
+    x, held = leaked(count, widths, activation, dtype=dtype)
+    got = recover(held)
+    assert got.counted == count
+    assert got.spectrum.clear
+    assert got.complete, got.reason
+    assert bool(got.passed.all())
+    assert got.inputs.shape == (count, INPUTS)
+    assert float(errors(x, got.inputs).max()) < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_sigmoid_needs_a_gradient_in_double_precision():
+    x, held = leaked(10, (96, 64), nn.Sigmoid())
+    got = recover(held)
+    assert got.complete
+    assert float(errors(x, got.inputs).max()) < 1e-12
+
+
+def test_a_seed_decides_the_result():
+    _, held = leaked(20, (64, 64), nn.ReLU())
+    one, other = recover(held), recover(held)
+    assert torch.equal(one.inputs, other.inputs)
+    assert one.found == other.found
+
+
+def test_more_records_than_the_width_can_tell_apart_are_refused():
+    _, held = leaked(40, (64, 64), nn.ReLU())
+    got = recover(held)
+    assert got.counted == 40
+    assert not got.complete
+    assert len(got.inputs) == 0
+    assert got.reason == "40 records need a layer wider than 80, it is 64"
+
+
+def test_a_smooth_layer_before_the_output_is_not_for_this_solver():
+    _, held = leaked(4, (64,), nn.Tanh())
+    got = recover(held)
+    assert not got.complete
+    assert "Tanh before the output layer" in got.reason
+
+
+def test_what_is_found_before_patience_ends_is_exact_and_incomplete(monkeypatch):
+    x, held = leaked(20, (64, 64), nn.ReLU())
+
+    def tired(*args):
+        found = search_graph(*args)
+        cut = {name: getattr(found, name)[:7] for name in ("t", "a")}
+        cut |= {name: getattr(found, name)[:7] for name in ("graph_residual", "dual_residual")}
+        return Found(**cut, series=found.series)
+
+    monkeypatch.setattr(one_gradient, "search_graph", tired)
+    got = recover(held)
+    assert len(got.inputs) == 7
+    assert bool(got.passed.all())
+    assert not got.complete
+    assert got.resimulation is None
+    assert got.reason == "7 of 20 records found, 7 of them fit on their own"
+    assert float(torch.cdist(got.inputs, x).min(1).values.max()) < 1e-6
+
+
+def test_a_wrong_record_among_right_ones_is_noticed(monkeypatch):
+    _, held = leaked(20, (64, 64), nn.ReLU())
+
+    def wrong(*args):
+        found = search_graph(*args)
+        found.t[3] += 0.3 * found.t[4]
+        return found
+
+    monkeypatch.setattr(one_gradient, "search_graph", wrong)
+    got = recover(held)
+    assert len(got.inputs) == 20
+    assert not got.complete
+    assert got.reason.startswith("20 candidates, which do not give back the gradient")
+
+
+def test_a_wrong_count_is_never_called_complete():
+    _, held = leaked(10, (64, 64), nn.ReLU())
+    for count in (9, 11):
+        got = recover(held, count=count, settings=BatchSearch(iterations=200, patience=1))
+        assert not got.complete
+
+
+def test_without_a_first_bias_the_next_bias_sets_the_scale():
+    x, held = leaked(8, (64, 64), nn.ReLU(), bias=False)
+    got = recover(held)
+    assert got.complete, got.reason
+    assert float(errors(x, got.inputs).max()) < 1e-12
+    got = recover(held | {"next_gradient": held["next_gradient"][:, :-1]})
+    assert not got.complete
+    assert got.reason == "8 of 8 records up to scale: no bias fixes it"
+    cosine = nn.functional.normalize(got.inputs, dim=1) @ nn.functional.normalize(x, dim=1).T
+    assert torch.allclose(cosine.max(1).values, torch.ones(8, dtype=torch.float64))
+
+
+def test_a_little_noise_moves_records_a_little():
+    x, held = leaked(8, (96, 64), nn.ReLU(), noise=1e-3)
+    got = recover(held)
+    assert got.counted == 8
+    assert len(got.inputs) == 8
+    assert float(errors(x, got.inputs).max()) < 0.1
+
+
+def test_shapes_that_do_not_belong_together_are_named():
+    _, held = leaked(4, (16, 16), nn.ReLU())
+    with pytest.raises(InputError, match=r"next layer's weight and gradient: expected v x 16"):
+        recover(held | {"next_weight": held["next_weight"][:, :-1]})
+    with pytest.raises(InputError, match="first layer's gradient"):
+        recover(held | {"first_gradient": held["first_gradient"][:-1]})
+
+
+def test_frames_hold_the_records_and_lose_those_found():
+    x, held = leaked(10, (64, 64), nn.ReLU())
+    ones = torch.ones(10, 1, dtype=torch.float64)
+    t = torch.cat([x, ones], dim=1) @ held["first"].T
+    h = t.relu()
+    parts = decompose(held["first_gradient"]).parts(10)
+    next_parts = decompose(held["next_gradient"][:, :-1]).parts(10)
+    frames, to_record = pose_frames(held["first"], held["next_weight"], parts, next_parts)
+    assert torch.allclose((t @ frames.t) @ to_record, torch.cat([x, ones], dim=1))
+    again = resimulate(
+        torch.cat([x, ones], dim=1),
+        *(held[k] for k in ("first", "first_gradient", "next_weight", "next_gradient")),
+        nn.ReLU(),
+    )
+    a, p = again.duals, again.signals @ held["next_weight"]
+    known = Coordinates(y=t @ frames.t, e=h @ frames.h, z=a @ frames.a, c=p @ frames.p)
+    assert torch.allclose(known.y @ frames.inverse1 @ known.z.T, torch.eye(10).double())
+    some = Coordinates(**{k: getattr(known, k)[:4] for k in "yezc"})
+    rest = deflate(frames, some)
+    assert rest.remaining == 6
+    for rows, frame in ((t, rest.t), (h, rest.h), (a, rest.a), (p, rest.p)):
+        outside = rows - (rows @ frame) @ frame.T
+        assert float((outside[4:].norm(dim=1) / rows[4:].norm(dim=1)).max()) < 1e-8
+        assert float((outside[:4].norm(dim=1) / rows[:4].norm(dim=1)).min()) > 1e-3
+
+
+def test_pairs_agree_with_a_singular_value_decomposition():
+    generator = torch.Generator().manual_seed(0)
+    outer, inner = (
+        torch.linalg.qr(torch.randn(40, 6, generator=generator, dtype=torch.float64))[0]
+        for _ in range(2)
+    )
+    slope = torch.rand(3, 40, generator=generator, dtype=torch.float64)
+    wanted = torch.linalg.svd(torch.cat([outer, -slope[0][:, None] * inner], dim=1))[2][-1]
+    start = wanted[:6].expand(3, 6)
+    got = solve_pairs(
+        outer, inner, slope, torch.ones_like(slope), (start, 0 * start), iterations=60
+    )
+    # With u held along its start, v is the best there is, and u at least as good as the start.
+    fit = outer @ got.outer[0] - slope[0] * (inner @ got.inner[0])
+    assert torch.allclose(fit.norm(), got.residual[0], atol=1e-8)
+    best = torch.linalg.lstsq(slope[0][:, None] * inner, outer @ got.outer[0]).solution
+    assert torch.allclose(best, got.inner[0], atol=1e-6)
+
+
+def test_a_learned_leak_is_a_leak():
+    x, held = leaked(8, (64, 64), nn.PReLU(init=0.2), dtype=torch.float32)
+    got = recover(held)
+    assert got.complete, got.reason
+    assert float(errors(x, got.inputs).max()) < 1e-6
+
+
+@pytest.mark.parametrize("leak", [0.0, 0.2])
+def test_the_nearest_point_of_the_graph_is_the_nearest(leak):
+    generator = torch.Generator().manual_seed(0)
+    t, s = torch.randn(2, 50, generator=generator, dtype=torch.float64)
+    u, f = nearest_on_graph(t, s, leak)
+    assert torch.allclose(f, torch.where(u > 0, u, leak * u))
+    grid = torch.linspace(-5, 5, 20001, dtype=torch.float64)
+    line = torch.where(grid > 0, grid, leak * grid)
+    cost = (t[:, None] - grid) ** 2 + WEIGHT**2 * (s[:, None] - line) ** 2
+    reached = (t - u) ** 2 + WEIGHT**2 * (s - f) ** 2
+    assert float((reached - cost.min(1).values).max()) < 1e-6
+
+
+def test_nearest_signals_obey_the_signs():
+    generator = torch.Generator().manual_seed(0)
+    t, a, p = torch.randn(3, 50, generator=generator, dtype=torch.float64)
+    near_t, near_a, near_p = nearest_signals(t, a, p, 0.0)
+    assert torch.equal(near_a[near_t > 0], near_p[near_t > 0])
+    assert float(near_a[near_t < 0].abs().max()) == 0
+
+
+def test_noise_is_told_from_records_in_the_spectrum():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(200, 300, generator=generator, dtype=torch.float64)
+    a, b = (torch.randn(n, 7, generator=generator, dtype=torch.float64) for n in (200, 300))
+    matrix = a @ b.T + noise
+    spectrum = count_in_noise(torch.linalg.svdvals(matrix), matrix, 1e-16)
+    assert not spectrum.clear
+    assert spectrum.count == 7
+
+
+def test_slopes_and_leaks():
+    t = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    assert torch.allclose(slope_at(nn.Tanh(), t), 1 - torch.tanh(t) ** 2)
+    assert leak_of(nn.ReLU()) == 0
+    assert leak_of(nn.LeakyReLU(0.3)) == 0.3
+    assert leak_of(nn.PReLU(init=0.25)) == 0.25
+    assert leak_of(nn.GELU()) is None
