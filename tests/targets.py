@@ -11,11 +11,11 @@ from remnant.types import Knowledge, Scaling, Target
 
 
 @functools.cache
-def faces_target(records=12, width=192, seed=0, optimiser="sgd", stop=0.05, depth=2):
+def faces_target(records=12, width=192, seed=0, optimiser="sgd", stop=0.05, depth=2, centred=True):
     """(target, truth n x 1 x 25 x 25, labels): a ReLU net trained on the first faces."""
     examples = load("faces")
     truth, labels = examples.inputs[:records], examples.labels[:records]
-    mean = examples.inputs[50:].mean(0)
+    mean = examples.inputs[50:].mean(0) * centred
     torch.manual_seed(seed)
     sizes = [625, *[width] * depth]
     layers = [nn.Flatten()]

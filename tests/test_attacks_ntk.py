@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from remnant.attacks import ATTACKS, NTK
+from remnant.data import load
 from remnant.scoring import centred_correlation
 from remnant.types import Candidates, Knowledge, Status, Target
 from targets import faces_target
@@ -64,6 +65,46 @@ def test_a_wrong_count_given_by_hand_certifies_nothing():
     found = attack(dataclasses.replace(target, knowledge=known), patience=2)
     assert found.status is Status.INCONCLUSIVE
     assert found.figures["certified"] == 0
+
+
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
+def test_uncentred_inputs_never_certify_a_wrong_record(bounds):
+    """All records share a large part there, so that masks hardly tell them apart."""
+    target, truth, _ = faces_target(records=15, width=256, centred=False)
+    found = attack(dataclasses.replace(target, bounds=bounds), patience=3)
+    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    right = centred_correlation(truth, found.inputs).max(0).values > 0.95
+    assert not bool((passed & ~right).any())
+
+
+def test_a_count_that_contradicts_the_spectrum_is_mentioned():
+    target, _, _ = faces_target()
+    known = dataclasses.replace(target.knowledge, records=7)
+    found = attack(dataclasses.replace(target, knowledge=known))
+    assert found.figures["counted"] == 12
+    assert "counts 12 records where 7 were given" in found.reason
+
+
+def test_adam_on_data_with_dead_inputs_is_no_count_either():
+    digits = load("digits").inputs[:20].flatten(1)
+    labels = load("digits").labels[:20]
+    model = stack_of(64, 128)
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        steps.zero_grad()
+        nn.functional.cross_entropy(model(digits), labels).backward()
+        steps.step()
+    target = Target(model=model, input_shape=(64,), knowledge=Knowledge(initial=initial))
+    found = attack(target)
+    assert found.status is Status.INCONCLUSIVE
+    assert found.figures["counted"] is None
+
+
+def stack_of(inputs, width):
+    torch.manual_seed(0)
+    layers = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
 def test_weights_that_did_not_move_are_inconclusive():

@@ -12,11 +12,13 @@ from remnant.errors import InputError
 from remnant.scoring import (
     PROTOCOLS,
     excess,
+    papers_ssim,
     rate_interval,
     score,
     score_oracle,
     score_with_nulls,
     squared_l2,
+    ssim,
     summarise,
 )
 from remnant.types import Candidates, Examples, Finding, Status
@@ -184,3 +186,14 @@ def test_the_excess_is_newcombes_interval():
 def test_candidates_of_another_shape_are_refused():
     with pytest.raises(InputError, match=r"score: candidates: expected m x \(1, 25, 25\)"):
         score(TRUTH, torch.zeros(3, 625))
+
+
+def test_papers_ssim_averages_near_ties_and_stretches():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(4, 1, 12, 12, generator=generator)
+    truth = Examples(inputs=inputs, labels=torch.arange(4), ids=("a", "b", "c", "d"))
+    noise = 0.02 * torch.randn(inputs.shape, generator=generator)
+    pale = 0.2 + 0.3 * torch.cat([inputs + noise, inputs - noise])  # two of each, low contrast
+    found = papers_ssim(truth, pale)
+    assert float(found.min()) > 0.99  # their mean, stretched, is the record
+    assert float(ssim(inputs, pale[:4]).max()) < 0.95

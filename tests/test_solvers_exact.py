@@ -1,14 +1,15 @@
 """The exact solver's parts against slow obvious ways, and the whole on a small target."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from remnant.evidence import stored_precision, weight_difference
-from remnant.solvers.algebra import complement, damped_cholesky, distinct
-from remnant.solvers.certificate import certify
-from remnant.solvers.duals import null_vectors, share_of_zeros
+from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
+from remnant.solvers.certificate import certify, determined
+from remnant.solvers.duals import null_vectors
 from remnant.solvers.exact import Found, Search, recover, refine_found, solve_records
 from remnant.solvers.graph import find_points, project_on_graph, refine_points
 from remnant.solvers.layers import first_pair
@@ -31,6 +32,7 @@ def small_problem():
         pair.first.affine(evidence.start),
         pair.first.affine(evidence.end),
         evidence.vector[pair.next.weight],
+        precision=evidence.precision,
     )
     inputs = target.scaling.to_model(truth).flatten(1).double()
     return problem, torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
@@ -94,7 +96,6 @@ def test_null_vectors_are_smallest_singular_vectors():
     forgiving = null_vectors(left, wrong.double()[None], generator=seeded(2), widths=(0.3, 0.03))
     plain = null_vectors(left, wrong.double()[None], generator=seeded(2))
     assert abs(float(forgiving[0] @ hidden)) > 1 - 1e-4 > abs(float(plain[0] @ hidden))
-    assert float(share_of_zeros(left, hidden[None], 1e-9)[0]) == pytest.approx(25 / 60)
 
 
 def test_a_singular_gram_matrix_still_factors():
@@ -111,6 +112,10 @@ def test_complement_and_distinct():
     assert rest.shape == (5, 3)
     assert float((rows @ rest).abs().max()) < 1e-12
     assert complement(rows[:0], 5).equal(torch.eye(5, dtype=torch.float64))
+    shared = 100 * torch.ones(5, dtype=torch.float64)  # a part that all rows have in common
+    four = shared + torch.stack([rows[0], rows[1], rows[0] + 1e-3, -rows[0]])
+    assert apart(four, 0.1) == [0, 1, 3]
+    assert apart(four[:0], 0.1) == []
     assert distinct(torch.stack([rows[0], -2 * rows[0], rows[1]]), 0.99) == [0, 2]
 
 
@@ -135,11 +140,31 @@ def test_rounding_level_is_that_of_rounding():
     assert 0.2 < measured / rounding_level(weights, torch.finfo(torch.float32).eps) < 1.5
 
 
-def test_exact_zero_columns_do_not_pass_for_a_gap():
-    change = torch.randn(80, 60, generator=seeded(), dtype=torch.float64)
+def spectrum_of(change, precision=1e-7):
+    return count_records(torch.linalg.svdvals(change), torch.ones_like(change), precision)
+
+
+def low_rank(rows, columns, rank, noise):
+    left = torch.randn(rows, rank, generator=seeded(1), dtype=torch.float64)
+    right = torch.randn(rank, columns, generator=seeded(2), dtype=torch.float64)
+    return left @ right + noise * torch.randn(rows, columns, generator=seeded(3)).double()
+
+
+def test_a_planted_rank_is_counted_and_needs_a_wide_gap():
+    assert (spectrum_of(low_rank(80, 60, 7, 1e-8)).count, True) == (7, True)
+    assert spectrum_of(low_rank(80, 60, 7, 1e-8)).clear
+    assert not spectrum_of(low_rank(80, 60, 60, 0.0)).clear  # full: no gap at all
+    assert not spectrum_of(low_rank(80, 60, 7, 1e-2)).clear  # a gap, but not onto rounding
+    assert not spectrum_of(low_rank(80, 60, 7, 20.0), 1.0).clear  # rounding, but no gap
+
+
+def test_a_spectrum_that_is_full_up_to_dead_inputs_is_not_a_count():
+    change = low_rank(80, 60, 60, 0.0)
     change[:, 40:] = 0  # pixels that are always black
-    spectrum = count_records(torch.linalg.svdvals(change), change, 1e-7)
-    assert not spectrum.clear or spectrum.count == 40
+    assert not spectrum_of(change).clear
+    change = low_rank(80, 60, 12, 1e-8)
+    change[:, 40:] = 0
+    assert (spectrum_of(change).count, spectrum_of(change).clear) == (12, True)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +179,7 @@ def test_stored_precision_sees_through_widening(dtype, eps):
 def test_recovery_is_exact_and_certified():
     problem, records = small_problem()
     recovery = recover(problem, Search(), generator=seeded())
-    assert recovery.complete
+    assert recovery.certificate.exact
     error = torch.cdist(records[:, :-1], recovery.inputs).min(1).values.square()
     assert float(error.max()) < 1e-6
     assert bool(recovery.certificate.passed.all())
@@ -164,18 +189,39 @@ def test_recovery_is_exact_and_certified():
 def test_true_duals_give_the_records_and_mixed_ones_are_caught():
     problem, records = small_problem()
     z = true_duals(problem, records)
+    y = records @ problem.span.right.T
     assert float((solve_records(problem.span, z) - records).abs().max()) < 1e-4
-    assert bool(certify(problem, records, z).passed.all())
-    mixed = z.clone()
+    assert bool(determined(problem, z).all())
+    assert bool(certify(problem, records, z, y).passed.all())
+    for share in (1.0, -1.0, 0.3, 0.05):
+        mixed = z.clone()
+        mixed[3] = torch.nn.functional.normalize(z[3] + share * z[5], dim=0)
+        sure = determined(problem, mixed)
+        assert not bool(sure[3])
+        assert int(sure.sum()) == len(records) - 1
+    # A wrong dual spoils the *other* record that is in it, which the searched point betrays.
     mixed[3] = torch.nn.functional.normalize(z[3] + z[5], dim=0)
     spoilt = solve_records(problem.span, mixed)
-    # A wrong dual spoils the *other* record that is in it, and is itself not sparse.
     assert float((spoilt[3] - records[3]).abs().max()) < 1e-4
     assert float((spoilt[5] - records[5]).abs().max()) > 0.1
-    passed = certify(problem, spoilt, mixed).passed
-    assert not bool(passed[3])
-    assert not bool(passed[5])
-    assert int(passed.sum()) == len(records) - 2
+    passed = certify(problem, spoilt, mixed, y).passed
+    assert (bool(passed[3]), bool(passed[5])) == (False, False)
+
+
+def test_every_witness_of_the_certificate_counts():
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    moved = y.roll(1, 0)  # the search found other points than the duals give
+    assert not bool(certify(problem, records, z, moved).passed.any())
+    swapped = records.roll(1, 0)  # records that fire what their duals say is silent
+    proof = certify(problem, swapped, z, swapped @ problem.span.right.T)
+    assert not bool(proof.passed.any())
+    assert float(proof.zero_but_firing.median()) > 0.1
+    dense = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
+    dense = torch.nn.functional.normalize(dense, dim=1)
+    assert not bool(determined(problem, dense).any())  # no more zeros than chance
+    few = dataclasses.replace(problem, zero=1e-12)
+    assert not bool(determined(few, z).any())  # nothing counts as zero
 
 
 def test_a_partial_result_uses_what_the_found_duals_leave():

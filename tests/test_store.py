@@ -85,7 +85,7 @@ def test_a_finished_run_that_lost_a_file_is_not_finished(run):
     write_text(run, "finding.json", "{}")
     save_state(run, "search", {"x": torch.ones(2)})
     finish(run)
-    (run.path / "state-search.safetensors").unlink()  # scratch: nobody misses it
+    assert not (run.path / "state-search.safetensors").exists()  # scratch: nobody needs it now
     assert open_run(run.path, SPEC).finished
     (run.path / "finding.json").unlink()
     assert not open_run(run.path, SPEC).finished

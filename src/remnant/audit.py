@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from remnant.scoring import score_with_nulls
 from remnant.scoring.score import THRESHOLD
-from remnant.types import Candidates, Examples, Finding
+from remnant.types import Candidates, Examples, Finding, Scaling
 
 
 def assess(
@@ -19,12 +21,20 @@ def assess(
     generator: torch.Generator,
     threshold: float = THRESHOLD,
 ) -> Finding:
-    """Score candidates against the records and, alike, against sets that cannot leak."""
+    """Score candidates against the records and, alike, against sets that cannot leak.
+
+    Features of a table have unlike scales: they are scored in units of their spread in `public`.
+    """
+    unit = Scaling()
+    if truth.bounds is None:
+        std = public.inputs.std(0)
+        std = torch.where(std > 0, std, torch.ones_like(std))
+        unit = Scaling(mean=public.inputs.mean(0), std=std)
     scored = score_with_nulls(
-        truth,
-        candidates,
-        holdout=holdout,
-        public=public,
+        _in_units(truth, unit),
+        replace(candidates, inputs=unit.to_model(candidates.inputs)),
+        holdout=_in_units(holdout, unit),
+        public=_in_units(public, unit),
         generator=generator,
         threshold=threshold,
     )
@@ -37,6 +47,10 @@ def assess(
         trace=candidates.trace,
         **scored,
     )
+
+
+def _in_units(examples: Examples, unit: Scaling) -> Examples:
+    return replace(examples, inputs=unit.to_model(examples.inputs))
 
 
 def without_truth(candidates: Candidates, *, attack: str) -> Finding:

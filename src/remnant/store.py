@@ -125,6 +125,13 @@ def finish(
     return read_run(run.path)
 
 
+def discard(run: Run) -> None:
+    """Take back a run that has written nothing but its own `run.json`."""
+    if not run.finished and [p.name for p in run.path.iterdir()] == [RUN_FILE]:
+        (run.path / RUN_FILE).unlink()
+        run.path.rmdir()
+
+
 def write_bytes(run: Run, name: str, value: bytes) -> Path:
     """Write one file of the run, whole or not at all, readable by its owner alone."""
     return _write(run.path, name, value)

@@ -30,7 +30,7 @@ class NTK:
 
     starts: int = 32
     iterations: int = 300
-    patience: int = 25
+    patience: int = 12
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         pair = applicable(target)
@@ -64,6 +64,7 @@ class NTK:
                 pair.first.affine(evidence.start),
                 pair.first.affine(evidence.end),
                 evidence.vector[pair.next.weight],
+                precision=evidence.precision,
             )
         search = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
         return recover(problem, search, generator=generator)
@@ -89,8 +90,19 @@ def no_gap(spectrum: Spectrum) -> str:
     return (
         "no gap among the singular values of the first layer's change (largest fall "
         f"{spectrum.gap:.1f}x, at {spectrum.count}), so the number of records cannot be read off: "
-        "as after Adam, coarse rounding, or more records than the layer is wide"
+        "as after Adam, weight decay, coarse rounding, or more records than inputs or neurons"
     )
+
+
+def words_for(target: Target, certified: int, count: int, exact: bool) -> str:
+    words = f"{certified} of {count} records found and certified without the truth"
+    if certified and not exact:
+        words += ", approximately: others are missing, which exact ones would need"
+    if target.knowledge.records not in (None, count):
+        words += (
+            f"; the spectrum counts {count} records where {target.knowledge.records} were given"
+        )
+    return words
 
 
 def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
@@ -121,13 +133,14 @@ def conclude(
         confidence=confidence[order].float(),
         labels=None if labels is None else labels[order],
         status=status_of(certified, count),
-        reason=f"{certified} of {count} records found and certified without the truth",
+        reason=words_for(target, certified, count, proof.exact),
         figures=basics["figures"]
         | {
             "found": len(data),
             "certified": certified,
             "rounds": recovery.rounds,
             "passed": passed[order].tolist(),
+            "exact": proof.exact,
         },
         trace=basics["trace"] | {"found": recovery.found},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -38,8 +39,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     """Threads and device, before any work."""
     import torch
 
-    if arguments.threads < 1:
-        raise InputError(expected("--threads", "at least 1", arguments.threads))
+    cores = os.cpu_count() or 1
+    if not 1 <= arguments.threads <= cores:
+        raise InputError(expected("--threads", f"1 to {cores}", arguments.threads))
     if not 0 <= arguments.seed < 2**31:
         raise InputError(expected("--seed", "0 to 2**31 - 1", arguments.seed))
     torch.set_num_threads(arguments.threads)

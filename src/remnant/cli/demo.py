@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
+from remnant.errors import RemnantError
 
 # Every field of `experiments.demo.Demo` that a flag sets. Defaults live there alone.
 FLAGS: dict[str, tuple[type, str]] = {
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepare(arguments)
     from remnant.cli.show import show_finding
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
-    from remnant.store import open_run, read_finding
+    from remnant.store import discard, open_run, read_finding
 
     given = {name: value for name, value in vars(arguments).items() if name in {*FLAGS, "balanced"}}
     demo = Demo(seed=arguments.seed, **given)
@@ -63,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         if stored.finished:
             finding = read_finding(stored)
         else:
-            finding = run_demo(demo, sides, stored, device=arguments.device)
+            try:
+                finding = run_demo(demo, sides, stored, device=arguments.device)
+            except RemnantError:
+                discard(stored)
+                raise
     show_finding(finding, stored, arguments)
     return DONE

@@ -74,6 +74,8 @@ def add_held(parser: argparse.ArgumentParser) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     prepare(arguments)
+    if arguments.device != "cpu":
+        raise InputError(expected("--device", "cpu, where the solvers run", arguments.device))
     import torch
 
     from remnant.attacks import ATTACKS
@@ -165,7 +167,11 @@ def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ..
             do = "give --model, such as file.py:factory"
             raise InputError(expected("--weights", "a plain stack of dense layers", "another", do))
     spec = parse_model(text)
-    return build(spec, generator=torch.Generator().manual_seed(0)), spec.input_shape
+    model = build(spec, generator=torch.Generator().manual_seed(0))
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    if not spec.input_shape and isinstance(first, torch.nn.Linear):
+        return model, (first.in_features,)
+    return model, spec.input_shape
 
 
 def read_shape(

@@ -85,8 +85,9 @@ def _number(value: float | None) -> str:
 
 
 def read_seconds(run: Run) -> str:
-    """What each stage took, from run.json as it is now."""
+    """CPU seconds of each stage, from run.json as it is now."""
     from remnant.store import read_run
 
     timings = read_run(run.path).record.get("timings", {})
-    return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in timings.items())
+    parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in timings.items())
+    return f"CPU time: {parts}" if parts else ""

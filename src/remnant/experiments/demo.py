@@ -121,9 +121,9 @@ def data_hash(sides: Split) -> str:
 
 @contextmanager
 def timed(timings: dict[str, float], stage: str) -> Iterator[None]:
-    begun = time.perf_counter()
+    begun = time.process_time()
     yield
-    timings[stage] = round(time.perf_counter() - begun, 3)
+    timings[stage] = round(time.process_time() - begun, 3)
 
 
 def divide(demo: Demo, data_dir: Path | None) -> Split:
@@ -179,6 +179,9 @@ def trained_target(
             scaling=scaling,
             generator=generator_for(demo.seed, "batches"),
         )
+        if result.ledger["outcome"] == "diverged":
+            do = "use a smaller --lr"
+            raise InputError(expected("training", "a falling loss", "divergence", do))
         final = {name: p.cpu() for name, p in result.final.items()}
         save_weights(run.path / "initial.safetensors", initial)
         save_weights(run.path / "weights.safetensors", final)

@@ -35,7 +35,7 @@ from remnant.scoring.distances import (
     squared_l2,
     ssim,
 )
-from remnant.scoring.matching import greedy, match
+from remnant.scoring.matching import greedy, match, nearest_averaged, stretch
 from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
 from remnant.types import Candidates, Examples
 
@@ -83,6 +83,17 @@ def score_oracle(truth: Examples, public: Tensor) -> Scores:
     index, distance = nearest_public(truth.inputs, public)
     images = public.detach().cpu().double()[index]
     return _score_pairs(truth, images, index, len(public), "nearest", distance)
+
+
+def papers_ssim(
+    truth: Examples, candidates: Tensor, *, mean: Tensor | None = None, factor: float = 1.1
+) -> Tensor:
+    """004's score of each record, n: nearest candidates averaged, stretched to 0..1, SSIM.
+
+    `mean` is the image that training subtracted; `factor` is 1.5 for convolutional networks.
+    """
+    _, images = nearest_averaged(truth.inputs, candidates, factor=factor, mean=mean)
+    return ssim(truth.inputs, stretch(images))
 
 
 def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:

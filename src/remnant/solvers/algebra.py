@@ -33,9 +33,23 @@ def complement(rows: Tensor, size: int) -> Tensor:
 def distinct(rows: Tensor, cosine: float) -> list[int]:
     """Indices of rows (k x r), earlier ones first, that are pairwise below `cosine` in |cosine|."""
     unit = normalize(rows, dim=1)
-    close = (unit @ unit.T).abs() >= cosine
+    return _first_of_each((unit @ unit.T).abs() >= cosine)
+
+
+def apart(rows: Tensor, within: float) -> list[int]:
+    """Indices of rows (k x r), earlier ones first, that are not `within` of each other.
+
+    Measured in the median distance of a row from the median row: records may share a large part.
+    """
+    if not len(rows):
+        return []
+    spread = (rows - rows.median(0).values).norm(dim=1).median()
+    return _first_of_each(torch.cdist(rows, rows) <= within * spread)
+
+
+def _first_of_each(close: Tensor) -> list[int]:
     kept: list[int] = []
-    for i in range(len(rows)):
+    for i in range(len(close)):
         if not bool(close[i, kept].any()):
             kept.append(i)
     return kept

@@ -18,6 +18,7 @@ from remnant.solvers.algebra import damped_cholesky
 # Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
 GRADUAL = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.01)
+SHARP = (0.05, 0.03, 0.02, 0.01, 0.01)
 FORGIVING = (1.0, 0.7, 0.5, 0.4, *GRADUAL)
 
 
@@ -72,8 +73,3 @@ def leaning(scale: Tensor, found: Tensor, own: Tensor | None = None) -> Tensor:
         return form
     mine = normalize(own / scale, dim=1)
     return form + mine.T @ mine - mine[:, :, None] * mine[:, None, :]
-
-
-def share_of_zeros(left: Tensor, z: Tensor, below: float) -> Tensor:
-    """For each row of z: the share of neurons whose dual entry is smaller than `below`."""
-    return ((z @ left.T).abs() < below).double().mean(1)

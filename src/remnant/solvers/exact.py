@@ -9,6 +9,7 @@ X~ = Z^-1 diag(scale) right, each divided by its last coordinate, which is the b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +17,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.progress import task
-from remnant.solvers.algebra import complement, distinct
-from remnant.solvers.certificate import Certificate, certify
-from remnant.solvers.duals import FORGIVING, GRADUAL, leaning, null_vectors, share_of_zeros
+from remnant.solvers.algebra import apart, complement
+from remnant.solvers.certificate import Certificate, certify, determined
+from remnant.solvers.duals import FORGIVING, GRADUAL, SHARP, leaning, null_vectors
 from remnant.solvers.graph import find_points, refine_points
 from remnant.solvers.problem import Problem
 from remnant.solvers.spans import Span
 
-NEARLY_ZERO = 0.03  # of a dual's root-mean-square, while the dual is still rough
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 REFITS = (5e-3, 2e-3, 5e-4, 1.25e-4)  # the exact zeros sharpen from one refit to the next
 
@@ -34,7 +34,7 @@ class Search:
 
     starts: int = 32  # points searched for at a time
     iterations: int = 300  # of RRR, tripled while nothing new is found
-    patience: int = 25  # rounds without a new record before giving up
+    patience: int = 12  # rounds without a new record before giving up
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,15 +50,11 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovery:
-    """inputs: k x d in the model's scale; duals: k x w, what each neuron learned of each record.
-
-    complete: as many as the spectrum counts were found.
-    """
+    """inputs: k x d in the model's scale; duals: k x w, what each neuron learned of each record."""
 
     inputs: Tensor
     duals: Tensor
     certificate: Certificate
-    complete: bool
     rounds: int
     found: list[float]  # after each round
 
@@ -66,78 +62,98 @@ class Recovery:
 def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> Recovery:
     """Search, take duals, deflate until every record is found or nothing new comes."""
     n = problem.count
-    found = Found(
-        z=torch.zeros(0, n, dtype=torch.float64), y=torch.zeros(0, n, dtype=torch.float64)
-    )
-    most, rounds, stall, barren, best_score, series = found, 0, 0, 0, 0.0, [0.0]
+    nobody = torch.zeros(0, n, dtype=torch.float64)
+    found, pool = Found(z=nobody, y=nobody), nobody
+    barren, series = 0, [0.0]
     with task("searching for records", n) as step:
         while len(found) < n and barren < search.patience:
-            y, z, score = propose(problem, found, stall, search, generator)
-            top = score.sort()[0][-max(1, len(score) // 4) :].median()
-            best_score = max(best_score, float(top))
-            before = len(found)
-            found = accept(problem, found, y, z, score, best_score, stall)
-            rounds, stall = rounds + 1, 0 if len(found) > before else stall + 1
-            barren = 0 if len(found) > len(most) else barren + 1
-            most = found if len(found) > len(most) else most
-            if stall and stall % 6 == 0 and len(found) > n // 2:
-                found = give_back(problem, found)
-            step(len(found) - before, note=f"{len(found)} of {n}")
+            points = find_records(problem, found, barren, search, generator)
+            pool = merge(problem, pool, points)
+            z = take_duals(problem, found, pool, barren, generator)
+            new = new_duals(problem, found, z)
+            found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, pool[new]]))
+            pool = pool[~new]
+            barren = 0 if bool(new.any()) else barren + 1
+            step(int(new.sum()), note=f"{len(found)} of {n}")
             series.append(float(len(found)))
-    found = most
-    inputs, z = finish(problem, found, generator)
-    certificate = certify(problem, inputs, z)
+    inputs, z = finish(problem, found)
     return Recovery(
         inputs=inputs[:, :-1],
         duals=oriented(problem, inputs, z) @ problem.span.left.T,
-        certificate=certificate,
-        complete=len(found) == n,
-        rounds=rounds,
+        certificate=certify(problem, inputs, z, found.y),
+        rounds=len(series) - 1,
         found=series,
     )
 
 
-def propose(
-    problem: Problem, found: Found, stall: int, search: Search, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """New points y (k x n), their duals z (k x n) and a score that is high for real ones."""
-    n = problem.count
-    basis = complement(found.z / problem.span.scale, n)  # other records are orthogonal to z / scale
-    start = problem.start @ basis
+def find_records(
+    problem: Problem, found: Found, barren: int, search: Search, generator: torch.Generator
+) -> Tensor:
+    """Points y (k x n) that look like records, in the space that the found duals leave."""
+    basis = complement(found.z / problem.span.scale, problem.count)
     if basis.shape[1] == 1:
-        y = torch.stack([basis[:, 0], -basis[:, 0]])  # one record left: the space is the record
-    else:
-        orthonormal, triangle = torch.linalg.qr(start)
-        points = find_points(
-            orthonormal.float(),
-            problem.soft,
-            min(search.starts, max(4, 2 * basis.shape[1])),
-            generator=generator,
-            iterations=search.iterations * (3 if stall else 1),
-        )
-        near = points.t[: max(4, int((points.gap < 0.25).sum()))]
-        near = near[distinct(near, 0.95)].double()
-        y = torch.linalg.solve_triangular(triangle, (near @ orthonormal).T, upper=True).T
-        sharp = float(points.gap.median()) < 0.02
-        y, quotient = refine_points(
-            start, problem.penalty, normalize(y, dim=1), iterations=3 if sharp else 5
-        )
-        y = y[quotient.argsort()]
-        y = y[distinct(y @ start.T, 0.99)] @ basis.T
-    margin = problem.margin(y)
-    # A stalled search takes fewer neurons for silent, by a wider margin, and forgives more of them.
-    silent = clearly_silent(margin, 0.1 * (1 + stall % 4), n)
-    left = problem.span.left
-    # Points are found more surely than duals: what is known of the others leads to the right one.
-    away = leaning(problem.span.scale, found.y, y if stall % 2 else None)
+        return basis.T  # one record left: the space is the record
+    start = problem.start @ basis
+    orthonormal, triangle = torch.linalg.qr(start)
+    points = find_points(
+        orthonormal.float(),
+        problem.soft,
+        min(search.starts, max(4, 2 * basis.shape[1])),
+        generator=generator,
+        iterations=search.iterations * (3 if barren else 1),
+    )
+    near = points.t[: max(4, int((points.gap < 0.25).sum()))].double()
+    y = torch.linalg.solve_triangular(triangle, (near @ orthonormal).T, upper=True).T
+    last = basis.T @ problem.span.right[:, -1]
+    y = normalize(y[apart(to_inputs(y, last), 0.3)], dim=1)
+    sharp = float(points.gap.median()) < 0.02
+    y, quotient = refine_points(start, problem.penalty, y, iterations=3 if sharp else 5)
+    return y[quotient.argsort()] @ basis.T
+
+
+def merge(problem: Problem, pool: Tensor, points: Tensor) -> Tensor:
+    """The points of both, each once, with the sign that makes the bias' 1 positive."""
+    both = torch.cat([pool, points])
+    last = problem.span.right[:, -1]
+    both = both * torch.where(both @ last < 0, -1.0, 1.0)[:, None]
+    return both[apart(to_inputs(both, last), 0.1)]
+
+
+def take_duals(
+    problem: Problem, found: Found, pool: Tensor, barren: int, generator: torch.Generator
+) -> Tensor:
+    """The duals (k x n) of the pool's points, fitted to their own zeros.
+
+    Points are found more surely than duals, and a dual leans on no record but its own: all other
+    points, found or in the pool, lead to it. A wrong one among them misleads, so that every other
+    barren round does without the pool, and takes fewer neurons for silent, by a wider margin.
+    """
+    left, scale = problem.span.left, problem.span.scale
+    widths: Sequence[float] = FORGIVING if barren % 3 == 2 else GRADUAL
+    if barren % 2 == 0 and len(found) + len(pool) > 0.8 * problem.count:
+        widths = SHARP  # so many points lead to the right dual that a wide penalty would lead away
     z = null_vectors(
         left,
-        silent,
+        clearly_silent(problem.margin(pool), 0.1 * (1 + barren % 4), problem.count),
         generator=generator,
-        widths=FORGIVING if stall % 3 == 2 else GRADUAL,
-        away=len(left) * away,
+        widths=widths,
+        away=len(left) * leaning(scale, found.y, None if barren % 2 else pool),
     )
-    return y, z, share_of_zeros(left, z, NEARLY_ZERO) - wrongly_active(left, z, margin)
+    for below in REFITS:
+        z = refit_on_zeros(problem, z, below, generator)
+    return z
+
+
+def new_duals(problem: Problem, found: Found, z: Tensor) -> Tensor:
+    """k, bool: duals that are determined, and neither found before nor twice among themselves."""
+    new = determined(problem, z)
+    known = found.z
+    for i in new.nonzero()[:, 0].tolist():
+        if len(known) == problem.count or bool(((known @ z[i]).abs() > SAME_DUAL).any()):
+            new[i] = False
+        else:
+            known = torch.cat([known, z[i : i + 1]])
+    return new
 
 
 def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
@@ -147,50 +163,11 @@ def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
     return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
 
 
-def wrongly_active(left: Tensor, z: Tensor, margin: Tensor) -> Tensor:
-    """Share of the clearly silent neurons whose dual entry is not small."""
-    silent = margin < -0.1
-    active = (z @ left.T).abs() > NEARLY_ZERO
-    return (active & silent).sum(1).double() / silent.sum(1).clamp(min=1)
-
-
-def accept(
-    problem: Problem, found: Found, y: Tensor, z: Tensor, score: Tensor, best: float, stall: int
-) -> Found:
-    """Take the proposals, best first, whose score is near the best seen and whose dual is new."""
-    n, width = problem.count, len(problem.start)
-    floor = max(0.05, n / width - 0.02 * stall)  # a generic vector of the span has n / w zeros
-    threshold = max(floor, best * (0.6 - 0.1 * min(stall, 8)))
-    for i in score.argsort(descending=True).tolist():
-        if len(found) == n or float(score[i]) <= threshold:
-            break
-        if len(found) == 0 or float((found.z @ z[i]).abs().max()) < SAME_DUAL:
-            found = Found(
-                z=torch.cat([found.z, z[i : i + 1]]), y=torch.cat([found.y, y[i : i + 1]])
-            )
-    return found
-
-
-def give_back(problem: Problem, found: Found) -> Found:
-    """Stuck near the end: a wrong dual may block the rest, so drop the least sparse ones."""
-    keep = len(found) - max(2, problem.count // 20)
-    order = share_of_zeros(problem.span.left, found.z, NEARLY_ZERO).argsort(descending=True)[:keep]
-    return Found(z=found.z[order], y=found.y[order])
-
-
-def finish(problem: Problem, found: Found, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """x~ (k x (d+1)) and duals z (k x n): exact if all records were found, else approximate."""
-    z = found.z
-    if len(found) < problem.count:
-        return to_inputs(refine_found(problem, found) @ problem.span.right), z
-    for _ in range(3):
-        better = repair(problem, z, generator)
-        if better is None:
-            break
-        z = better
-    for below in REFITS:
-        z = refit_on_zeros(problem, z, below, generator)
-    return solve_records(problem.span, z), z
+def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor]:
+    """x~ (k x (d+1)) and duals z (k x n): exact if all duals were found, else estimates."""
+    if len(found) == problem.count:
+        return solve_records(problem.span, found.z), found.z
+    return to_inputs(refine_found(problem, found) @ problem.span.right), found.z
 
 
 def refine_found(problem: Problem, found: Found) -> Tensor:
@@ -219,35 +196,10 @@ def oriented(problem: Problem, records: Tensor, z: Tensor) -> Tensor:
     return z / torch.where(product.abs() < 1e-12, torch.ones_like(product), product)
 
 
-def to_inputs(directions: Tensor) -> Tensor:
-    """Divide each row by its last coordinate, which stands for the bias' 1."""
-    last = directions[:, -1:]
-    return directions / torch.where(last.abs() < 1e-12, torch.full_like(last, 1e-12), last)
-
-
-def repair(problem: Problem, z: Tensor, generator: torch.Generator) -> Tensor | None:
-    """Take suspicious duals anew from the masks of the current records. None = nothing improved."""
-    left = problem.span.left
-    margin = problem.margin(solve_records(problem.span, z) @ problem.span.right.T)
-    wrong = wrongly_active(left, z, margin)
-    suspects = (wrong > max(0.05, 2 * float(wrong.median()))).nonzero()[:, 0]
-    if not len(suspects):
-        return None
-    silent = clearly_silent(margin[suspects], 0.05, problem.count)
-    fresh = null_vectors(left, silent, generator=generator, widths=GRADUAL)
-    overlap = (fresh @ z.T).abs()
-    overlap[torch.arange(len(suspects)), suspects] = 0
-    sparser = _log_size(left, fresh) < _log_size(left, z[suspects]) - 1e-6
-    take = sparser & (overlap.max(1).values < SAME_DUAL)
-    if not bool(take.any()):
-        return None
-    z = z.clone()
-    z[suspects[take]] = fresh[take]
-    return z
-
-
-def _log_size(left: Tensor, z: Tensor) -> Tensor:
-    return torch.log((z @ left.T) ** 2 + 1e-4).mean(1)
+def to_inputs(directions: Tensor, last: Tensor | None = None) -> Tensor:
+    """Divide each row by its last coordinate (or by its product with `last`), the bias' 1."""
+    one = directions[:, -1:] if last is None else (directions @ last)[:, None]
+    return directions / torch.where(one.abs() < 1e-12, torch.full_like(one, 1e-12), one)
 
 
 def refit_on_zeros(problem: Problem, z: Tensor, below: float, generator: torch.Generator) -> Tensor:

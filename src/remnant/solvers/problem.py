@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ class Problem:
     end: Tensor  # w x n: and at the final ones
     soft: Tensor  # w x w float32: soft projector on the features' space
     penalty: Tensor  # w x w float32: what it costs to leave that space
+    zero: float  # below this, relative to its root-mean-square, an entry of a dual is zero
 
     @property
     def count(self) -> int:
@@ -38,7 +40,13 @@ def _in_spreads(t: Tensor) -> Tensor:
 
 
 def pose(
-    span: Span, first_start: Tensor, first_end: Tensor, next_change: Tensor, *, half_at: float = 2.0
+    span: Span,
+    first_start: Tensor,
+    first_end: Tensor,
+    next_change: Tensor,
+    *,
+    precision: float,
+    half_at: float = 2.0,
 ) -> Problem:
     """first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w.
 
@@ -59,4 +67,11 @@ def pose(
         end=first_end @ span.right.T,
         soft=soft.float(),
         penalty=penalty.float(),
+        zero=zero_level(span, first_end, precision),
     )
+
+
+def zero_level(span: Span, weights: Tensor, precision: float) -> float:
+    """Ten times what rounding the weights does to the weakest direction's duals; 1e-3 at least."""
+    rounding = precision / math.sqrt(12) * float(weights.square().mean().sqrt())
+    return min(0.03, max(1e-3, 10 * rounding / float(span.scale[-1])))

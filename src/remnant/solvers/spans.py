@@ -85,10 +85,12 @@ def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum
     weights: what was rounded, relative to `precision`, when the change was stored.
     """
     level = rounding_level(weights, precision)
-    # Differences below rounding mean nothing (pixels that are always black give exact zeros).
-    floored = values.clamp(min=max(0.1 * level, 1e-14 * float(values[0])))
-    below = max(1, min(FEWEST_NOISE_VALUES, len(values) // 20))
-    ratios = (floored[:-1] / floored[1:])[: max(1, len(values) - below)]
+    # Always-black pixels and dead neurons leave exact zeros. Those at the end are no noise: the
+    # spectrum ends where they begin, and a fall onto them says that it is full, not how many.
+    live = max(2, int((values > 1e-3 * level).sum()))
+    floored = values[:live].clamp(min=max(0.1 * level, 1e-14 * float(values[0])))
+    below = max(1, min(FEWEST_NOISE_VALUES, live // 20))
+    ratios = (floored[:-1] / floored[1:])[: max(1, live - below)]
     count = int(ratios.argmax()) + 1
     gap = float(ratios[count - 1])
     clear = gap > SMALLEST_GAP and float(values[count]) < ROUNDING_ROOM * level

@@ -1,0 +1,102 @@
+"""`remnant study NAME`: a paper's figure, or a table of our own, measured again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
+
+if TYPE_CHECKING:
+    from remnant.experiments.studies import StudyResult
+    from remnant.store import Run
+
+# Here and not beside the studies, since --help must not wait for torch.
+SUMMARIES = {
+    "gradient-dimension": "002, Figure 2: two records from one gradient, error against d",
+    "gradient-pairs": "002, Figure 3: pairs of MNIST digits from one gradient, error against width",
+    "gradient-batch": "how large a batch comes back at which width, beside gradient matching",
+    "gradient-noise": "what noise on the gradient leaves of the batch",
+    "gradient-defences": "noise, clipping, pruning, few bits, larger batches, secure aggregation",
+}
+FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")
+
+
+def add(verbs: Any) -> None:
+    group = verbs.add_parser("study", help="measure a paper's figure or a table of our own")
+    studies = group.add_subparsers(dest="study", metavar="NAME", required=True)
+    for name, summary in SUMMARIES.items():
+        parser = add_verb(studies, name, summary, f"remnant study {name} --quick --out found")
+        parser.add_argument("--quick", action="store_true", help="a smaller grid, within a minute")
+        parser.add_argument(
+            "--data-dir", type=Path, help="where cifar10 is looked for (or REMNANT_DATA)"
+        )
+        parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prepare(arguments)
+    from remnant.experiments.studies import (
+        STUDIES,
+        StudyResult,
+        read_rows,
+        run_study,
+        study_data,
+        study_spec,
+    )
+    from remnant.store import open_run
+
+    name, seed = arguments.study, arguments.seed
+    settings = STUDIES[name].quick if arguments.quick else STUDIES[name].settings
+    with bars(arguments.quiet):
+        data, missing = study_data(settings, arguments.data_dir)
+        spec = study_spec(name, settings, data, seed)
+        stored = open_run(arguments.out or default_directory(spec), spec)
+        if stored.finished:
+            result = StudyResult(name=name, rows=tuple(read_rows(stored)))
+        else:
+            result = run_study(name, settings, data, stored, seed=seed)
+    show_study(result, missing, stored, arguments)
+    return DONE
+
+
+def show_study(
+    result: StudyResult, missing: tuple[str, ...], stored: Run, arguments: argparse.Namespace
+) -> None:
+    """A table of the rows, or all their fields as JSON."""
+    if arguments.json:
+        print(json.dumps(list(result.rows), indent=2, allow_nan=False))
+        return
+    if arguments.quiet:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from remnant.experiments.studies import STUDIES
+
+    study = STUDIES[result.name]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in study.columns:
+        table.add_column(column.replace("_", " "))
+    for row in result.rows:
+        table.add_row(*(cell(row.get(column)) for column in study.columns))
+    console = Console(highlight=False)
+    console.print(Text(study.title, style="bold"))
+    console.print(table)
+    for name in missing:
+        console.print(Text(f"{name} is not in --data-dir: left out", style="dim"))
+    seconds = sum(row["cpu_seconds"] for row in result.rows)
+    console.print(Text(f"attacks: {seconds:.1f} CPU seconds", style="dim"))
+    again = " (done before; remove the directory to run it again)" if stored.finished else ""
+    console.print(Text(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.2g}" if isinstance(value, float) else str(value)

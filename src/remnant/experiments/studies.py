@@ -1,0 +1,194 @@
+"""The studies by name, and how one is run: cell after cell, each kept as soon as it is measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from remnant.data import BUNDLED, load
+from remnant.errors import DataError
+from remnant.experiments import gradient_batches as batches
+from remnant.experiments import gradient_studies as pairs
+from remnant.progress import task
+from remnant.report.lines import Panel, draw_lines
+from remnant.store import Run, finish, hash_tensors, write_bytes, write_text
+from remnant.types import Examples
+
+Row = dict[str, Any]
+ROWS_FILE, TABLE_FILE, FIGURE_FILE = "rows.jsonl", "table.csv", "figure.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is varied, how a cell of it is measured, and how the rows are drawn.
+
+    settings and quick: frozen values with a field `data`, names of datasets. cells(settings, seed):
+    what is varied, as JSON values. measure(settings, cell, data): one row or more that repeat the
+    cell. columns: those of a row that are shown.
+    """
+
+    title: str
+    settings: Any
+    quick: Any
+    cells: Callable[[Any, int], list[Row]]
+    measure: Callable[[Any, Row, Mapping[str, Examples]], list[Row]]
+    plot: Callable[[Sequence[Row]], tuple[Panel, ...]]
+    columns: tuple[str, ...]
+
+
+SCORES = (
+    "recovered",
+    "near",
+    "records",
+    "median_error",
+    "max_error",
+    "certified",
+    "wrongly_certified",
+    "status",
+    "cpu_seconds",
+)
+
+STUDIES: Mapping[str, Study] = {
+    "gradient-dimension": Study(
+        title="Two records from one gradient of a two-layer network, m = 5000",
+        settings=pairs.Dimension(),
+        quick=pairs.QUICK_DIMENSION,
+        cells=pairs.dimension_cells,
+        measure=pairs.measure_dimension,
+        plot=pairs.plot_dimension,
+        columns=(
+            "activation", "method", "seen", "d", "seed", "l2_error", "max_l2_error", "certified",
+            "cpu_seconds",
+        ),
+    ),
+    "gradient-pairs": Study(
+        title="Two MNIST digits from one gradient of a two-layer network, x² + x³",
+        settings=pairs.Pairs(),
+        quick=pairs.QUICK_PAIRS,
+        cells=pairs.pairs_cells,
+        measure=pairs.measure_pairs,
+        plot=pairs.plot_pairs,
+        columns=(
+            "labels", "method", "m", "seed", "l2_error", "max_l2_error", "certified", "cpu_seconds",
+        ),
+    ),
+    "gradient-batch": Study(
+        title="Records back from one gradient of a dense network, against the batch",
+        settings=batches.Batches(),
+        quick=batches.QUICK_BATCHES,
+        cells=batches.batch_cells,
+        measure=batches.measure_batches,
+        plot=batches.plot_batches,
+        columns=("data", "width", "method", "steps", *SCORES),
+    ),
+    "gradient-noise": Study(
+        title="Noise on the gradient",
+        settings=batches.Noise(),
+        quick=batches.QUICK_NOISE,
+        cells=batches.noise_cells,
+        measure=batches.measure_noise,
+        plot=batches.plot_noise,
+        columns=("width", "noise", "seed", *SCORES),
+    ),
+    "gradient-defences": Study(
+        title="What a client does to its gradient before sending it",
+        settings=batches.Defences(),
+        quick=batches.QUICK_DEFENCES,
+        cells=batches.defence_cells,
+        measure=batches.measure_defence,
+        plot=batches.plot_defences,
+        columns=("defence", "strength", "seed", "counted", *SCORES),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """The rows of a study, in the order of its cells, and the datasets that were not there."""
+
+    name: str
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+
+
+def study_data(settings: Any, data_dir: Path | None) -> tuple[dict[str, Examples], tuple[str, ...]]:
+    """The datasets of a study, and the names of those that are neither bundled nor found."""
+    data, missing = {}, []
+    with task("reading data"):
+        for name in settings.data:
+            try:
+                data[name] = load(name, data_dir=data_dir)
+            except DataError:
+                if name in BUNDLED or len(settings.data) == 1:
+                    raise
+                missing.append(name)
+    return data, tuple(missing)
+
+
+def study_spec(name: str, settings: Any, data: Mapping[str, Examples], seed: int) -> Row:
+    """All that decides the rows. A dataset that is not there is no part of it."""
+    hashes = {key: hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
+    return {
+        "verb": f"study-{name}",
+        "seed": seed,
+        "settings": asdict(settings) | {"data": list(data)},
+        "data_hashes": hashes,
+    }
+
+
+def run_study(
+    name: str, settings: Any, data: Mapping[str, Examples], run: Run, *, seed: int = 0
+) -> StudyResult:
+    """Measure every cell that the run does not hold yet; writes rows, table, figure, run.json."""
+    study = STUDIES[name]
+    cells = [c for c in study.cells(settings, seed) if c.get("data") in (None, *data)]
+    held = read_rows(run)
+    rows: list[Row] = []
+    with task(name, len(cells)) as step:
+        for cell in cells:
+            mine = [row for row in held if all(row.get(k) == v for k, v in cell.items())]
+            if not mine:
+                mine = study.measure(settings, cell, data)
+                held += mine
+                write_rows(run, held)
+            rows += mine
+            step(note=" ".join(str(value) for value in cell.values()))
+    write_rows(run, rows)
+    write_text(run, TABLE_FILE, as_csv(rows))
+    write_bytes(run, FIGURE_FILE, draw_lines(study.plot(rows), title=study.title))
+    total = sum(row["cpu_seconds"] for row in rows)
+    finish(run, seeds={"seed": seed}, timings={"attacks": round(total, 3)})
+    return StudyResult(name=name, rows=tuple(rows))
+
+
+def read_rows(run: Run) -> list[Row]:
+    """The rows that the run holds. A line that is damaged is as good as missing."""
+    path = run.path / ROWS_FILE
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def write_rows(run: Run, rows: Sequence[Row]) -> None:
+    write_text(run, ROWS_FILE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line a row, all its fields; empty where there is nothing."""
+    stream = io.StringIO()
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

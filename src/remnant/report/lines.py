@@ -1,0 +1,228 @@
+"""Small multiples of lines: what a study measured, against what it varied.
+
+`line_panels` sorts rows into panels and lines, `draw_lines` draws what it is given.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from remnant.report.curve import GREY, INK, PALE, spread
+
+# Okabe and Ito's colours again; markers and dashes say it a second and third time.
+LOOKS: tuple[tuple[str, Any, str], ...] = (
+    ("#d55e00", "-", "o"),
+    ("#0072b2", "--", "s"),
+    ("#009e73", "-.", "^"),
+    ("#cc79a7", ":", "D"),
+    ("#1a1a1a", (0, (5, 1)), "v"),
+    ("#e69f00", (0, (3, 1, 1, 1)), "P"),
+)
+WIDE, HIGH = 4.6, 3.0  # inches of one panel
+COLUMNS = 3
+Row = Mapping[str, Any]
+Place = float | str  # a number, or the name of a step that has no size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Heights at places along the axis, in the panel's order; None where nothing was measured."""
+
+    name: str
+    x: tuple[Place, ...]
+    y: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Lines over one pair of axes. places: those of all lines, in order; words at equal steps."""
+
+    title: str
+    across: str
+    up: str
+    places: tuple[Place, ...]
+    lines: tuple[Line, ...]
+    log_x: bool = False
+    log_y: bool = True
+
+
+def line_panels(
+    rows: Sequence[Row],
+    *,
+    panel: Callable[[Row], str],
+    line: Callable[[Row], str],
+    x: str,
+    y: str,
+    across: str | Callable[[str], str],
+    up: str,
+    log_x: bool = True,
+    log_y: bool = True,
+) -> tuple[Panel, ...]:
+    """One panel per `panel(row)`, one line per `line(row)`, medians over rows of equal `x`.
+
+    Panels and lines come in the order of the rows, and so do places that are words; numbers are
+    sorted. A log axis has no zero: a panel that needs one has its numbers as words.
+    """
+    panels = []
+    for title in dict.fromkeys(panel(row) for row in rows):
+        mine = [row for row in rows if panel(row) == title]
+        places = list(dict.fromkeys(row[x] for row in mine))
+        words = any(isinstance(place, str) for place in places)
+        if not words:
+            places.sort()
+        words = words or (log_x and places[0] <= 0)
+        names = dict.fromkeys(line(row) for row in mine)
+        lines = [_line(n, [row for row in mine if line(row) == n], places, x, y) for n in names]
+        if words:
+            lines = [replace(one, x=tuple(map(_word, one.x))) for one in lines]
+        panels.append(
+            Panel(
+                title=title,
+                across=across if isinstance(across, str) else across(title),
+                up=up,
+                places=tuple(_word(p) if words else float(p) for p in places),
+                lines=tuple(lines),
+                log_x=log_x and not words,
+                log_y=log_y,
+            )
+        )
+    return tuple(panels)
+
+
+def _line(name: str, rows: Sequence[Row], places: Sequence[Place], x: str, y: str) -> Line:
+    mine = [place for place in places if any(row[x] == place for row in rows)]
+    heights = []
+    for place in mine:
+        found = [row[y] for row in rows if row[x] == place and row[y] is not None]
+        heights.append(float(median(found)) if found else None)
+    return Line(name=name, x=tuple(mine), y=tuple(heights))
+
+
+def _word(place: Place) -> str:
+    return place if isinstance(place, str) else f"{place:g}"
+
+
+def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
+    """The panels beside and below each other, lines named at their ends; PNG bytes."""
+    columns = max(1, min(COLUMNS, len(panels)))
+    rows = max(1, math.ceil(len(panels) / columns))
+    size = (WIDE * columns, HIGH * rows + 0.4)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    if title:
+        lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
+        figure.suptitle(lines, color=INK, fontsize=11, x=0.01, ha="left")
+    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
+    looks = {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}
+    low, high = _range(panels)
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        _furnish(axes, panel, labelled=i % columns == 0)
+        axes.set_ylim(low, high)
+        _draw(axes, panel, looks, low, high)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _furnish(axes: Axes, panel: Panel, *, labelled: bool) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, which="both", labelsize=8)
+    axes.grid(axis="y", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(panel.title, color=INK, fontsize=10, loc="left")
+    axes.set_xlabel(panel.across, color=INK, fontsize=9)
+    axes.set_ylabel(panel.up if labelled else "", color=INK, fontsize=9)
+    places = panel.places
+    if panel.log_x:
+        axes.set_xscale("log")
+    at = _positions(panel)
+    axes.set_xticks(at, [_word(place) for place in places])  # what was measured, no more
+    margin = 0.05 * (at[-1] - at[0]) or 0.5
+    if panel.log_x:
+        factor = (at[-1] / at[0]) ** 0.05 if at[-1] > at[0] else 2.0
+        axes.set_xlim(at[0] / factor, at[-1] * factor)
+    else:
+        axes.set_xlim(at[0] - margin, at[-1] + margin)
+    axes.set_xticks([], minor=True)
+    for text in axes.get_xticklabels() if len(places) > 5 else []:
+        text.set(rotation=45, fontsize=7)
+
+
+def _positions(panel: Panel) -> list[float]:
+    """Where the panel's places stand on its axis."""
+    return [float(i) if isinstance(p, str) else p for i, p in enumerate(panel.places)]
+
+
+def _range(panels: Sequence[Panel]) -> tuple[float, float]:
+    """One vertical axis for all panels, so that they can be compared; zero is put below."""
+    heights = [y for p in panels for line in p.lines for y in line.y if y is not None]
+    if not panels or not panels[0].log_y:
+        return 0.0, 1.08 * max([*heights, 1e-300])
+    positive = [y for y in heights if y > 0.0]
+    return min(positive, default=0.1) / 5.0, 5.0 * max(positive, default=1.0)
+
+
+def _draw(
+    axes: Axes, panel: Panel, looks: Mapping[str, tuple[str, Any, str]], low: float, high: float
+) -> None:
+    if panel.log_y:
+        axes.set_yscale("log")
+        axes.set_ylim(low, high)
+    where = dict(zip(panel.places, _positions(panel), strict=True))
+    ends = []
+    for line in panel.lines:
+        colour, dashes, marker = looks[line.name]
+        at = [where[x] for x in line.x]
+        points = [(a, max(y, low)) for a, y in zip(at, line.y, strict=True) if y is not None]
+        missing = [a for a, y in zip(at, line.y, strict=True) if y is None]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, color=colour, linestyle=dashes, marker=marker, markersize=4, lw=1.6)
+        if missing:  # nothing to measure: a cross at the top
+            tops = [0.985] * len(missing)
+            top = axes.get_xaxis_transform()
+            axes.scatter(missing, tops, marker="x", color=colour, s=22, transform=top)
+        last = points[-1] if points else (missing[-1], high)
+        ends.append((*last, line.name, colour))
+    if len(looks) > 1:
+        _name_ends(axes, ends, low, high, log=panel.log_y)
+
+
+def _name_ends(
+    axes: Axes,
+    ends: Sequence[tuple[float, float, str, str]],
+    low: float,
+    high: float,
+    *,
+    log: bool,
+) -> None:
+    """Each line's name at the right, beside its end, moved apart where they would meet."""
+    points = HIGH * 72.0 * 0.7  # the axes' height, near enough
+
+    def share(y: float) -> float:
+        return math.log(y / low) / math.log(high / low) if log else (y - low) / (high - low)
+
+    places = spread([share(y) * points for _, y, _, _ in ends], 11.0)
+    leader = {"arrowstyle": "-", "linewidth": 0.5, "shrinkB": 2, "relpos": (0.0, 0.5)}
+    for (x, y, name, colour), place in zip(ends, places, strict=True):
+        axes.annotate(
+            name,
+            (x, y),
+            xytext=(1.03, place / points),
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            fontsize=8,
+            arrowprops=leader | {"color": colour},
+            annotation_clip=False,
+        )
