@@ -26,7 +26,9 @@ MAY_IMPORT = {
     "capturing": BASE | {"models", "training"},
     "report": BASE | {"store"},
     "audit": GROUND | {"training", "evidence", "solvers", "attacks", "scoring", "store"},
-    "experiments": GROUND | {"training", "attacks", "scoring", "store", "audit", "report"},
+    "experiments": GROUND
+    | {"training", "evidence", "solvers", "attacks", "capturing"}
+    | {"scoring", "store", "audit", "report"},
     "cli": None,  # everything
     "__init__": None,
     "__main__": None,
