@@ -141,7 +141,7 @@ def test_without_truth_there_are_candidates_and_confidence():
     )  # fmt: skip
     sheet = candidates_sheet(candidates, attack="gradient")
     assert sheet["captions"][1] == ("2", "0.750")
-    assert sheet["title"] == "4 reconstructions"
+    assert sheet["title"] == "4 candidates, none certified"
     assert "partial: four of five" in sheet["footer"]
     with_truth = pixels(draw_sheet(**{**sheet, "originals": candidates.inputs}))
     assert pixels(draw_sheet(**sheet)).shape[0] < with_truth.shape[0]

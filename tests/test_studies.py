@@ -83,7 +83,7 @@ def test_the_exact_solver_finds_pairs_that_the_tensor_only_comes_near(results, n
     rows = results[name][0].rows
     exact = [row for row in rows if row["method"] == "exact"]
     assert max(row["max_l2_error"] for row in exact) < 1e-6
-    assert all(row["certified"] and row["counted"] == 2 for row in exact)
+    assert all(row["certified"] for row in exact)
     paper = [row["l2_error"] for row in rows if row["method"] == "paper"]
     assert min(paper) > 1e-3
     assert max(paper) < 2.0

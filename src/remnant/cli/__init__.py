@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    from remnant.cli import demo, reconstruct
+    from remnant.cli import demo, reconstruct, study
 
     top = Parser(
         prog="remnant",
@@ -29,7 +29,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"remnant {_version()}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for verb in (demo, reconstruct):
+    for verb in (demo, reconstruct, study):
         verb.add(verbs)
     return top
 

@@ -1,7 +1,9 @@
 """Paper 002's figures: pairs of records from one gradient of a wide two-layer network.
 
 f(x) = (1/m) sum_j s(w_j.x) + M, w_j ~ N(0, I), square loss. `paper` is the tensor decomposition,
-`exact` our solver in the span; both are told that M makes every residual positive (Remark 1).
+`exact` our solver in the span. Both are told the number of records (inputs e_i leave a gradient
+that is zero elsewhere, so its rank tells nothing) and that M makes every residual positive
+(Remark 1).
 Errors are root-mean-square L2 over the records, whose norm is 1.
 """
 
@@ -182,7 +184,6 @@ def solve_pair(
     seconds = time.process_time() - begun
     error = greedy(squared_l2(truth, found)).distance
     return {
-        "counted": len(found),
         "l2_error": finite(float(error.mean().sqrt())),
         "max_l2_error": finite(float(error.max().sqrt())),
         "certified": certified,
@@ -193,9 +194,11 @@ def solve_pair(
 def attack_pair(
     network: TwoLayer, seen: BatchGradient, method: str, count: int, generator: torch.Generator
 ) -> tuple[Tensor, bool]:
-    """Records and whether they certify themselves. The exact solver counts on its own."""
+    """Records and whether they certify themselves."""
     if method == "exact":
-        found = recover_span(network, seen, SpanSettings(), generator=generator, residual_sign=1)
+        found = recover_span(
+            network, seen, SpanSettings(), generator=generator, count=count, residual_sign=1
+        )
         return found.inputs, found.certified and found.sign_known
     settings = TensorSettings(
         source="head" if seen.weights is None else "layer", norm=1.0, residual_sign=1

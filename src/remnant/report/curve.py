@@ -24,10 +24,10 @@ INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
 CANDIDATES = "candidates"
 LOOKS: dict[str, tuple[str, str, Any]] = {
     CANDIDATES: ("reconstructions", "#d55e00", "-"),
-    "held_out": ("held-out data", "#0072b2", "--"),
-    "blends": ("blends of records", "#009e73", "-."),
+    "held_out": ("held-out records", "#0072b2", "--"),
+    "blends": ("blends of two records", "#009e73", "-."),
     "span_noise": ("noise in the span", "#cc79a7", ":"),
-    "nearest_public": ("nearest public point", "#1a1a1a", (0, (5, 1))),
+    "nearest_public": ("nearest public record", "#1a1a1a", (0, (5, 1))),
 }
 
 

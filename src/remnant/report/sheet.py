@@ -75,9 +75,16 @@ def candidates_sheet(candidates: Candidates, *, attack: str) -> dict[str, Any]:
         "reconstructions": candidates.inputs,
         "captions": [(f"{i + 1}", f"{float(c):.3f}") for i, c in enumerate(candidates.confidence)],
         "rows": ("candidate", "confidence"),
-        "title": f"{len(candidates)} reconstructions",
+        "title": _candidates_title(candidates),
         "footer": f"attack: {attack}  ·  {candidates.status}: {candidates.reason}",
     }
+
+
+def _candidates_title(candidates: Candidates) -> str:
+    certified = candidates.figures.get("certified")
+    if certified is None:
+        return f"{len(candidates)} candidates, none certified"
+    return f"{certified} certified of {len(candidates)} candidates"
 
 
 def record_caption(record: Mapping[str, Any]) -> tuple[str, str, str]:
