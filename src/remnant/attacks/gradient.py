@@ -17,8 +17,16 @@ from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.matching import Matching, match_gradient
 from remnant.solvers.one_gradient import BatchRecovery, leak_of, recover_batch
 from remnant.solvers.residuals import output_residuals
+from remnant.solvers.span_equations import stacked
 from remnant.solvers.span_lm import SpanResult, SpanSettings, recover_span
-from remnant.solvers.two_layer import TensorSettings, read_two_layer, tensor_attack
+from remnant.solvers.spans import SMALLEST_GAP, count_records
+from remnant.solvers.two_layer import (
+    BatchGradient,
+    TensorSettings,
+    TwoLayer,
+    read_two_layer,
+    tensor_attack,
+)
 from remnant.types import Candidates, Evidence, Status, Target
 
 Preset = Literal["exact", "paper", "matching"]
@@ -84,11 +92,17 @@ class Gradient:
         read = read_two_layer(target.model, evidence.vector)
         if isinstance(read, str):
             return nothing(target, Status.NOT_APPLICABLE, read)
+        network, gradient = read
+        count = target.knowledge.records or smooth_count(network, gradient, evidence.precision)
+        if count is None:
+            reason = "no gap among the singular values of the gradient tells the number of records"
+            return nothing(target, Status.INCONCLUSIVE, f"{reason}; give --records")
         found = recover_span(
-            *read,
+            network,
+            gradient,
             SpanSettings(tolerance=max(1e-7, 20 * evidence.precision)),
             generator=generator,
-            count=target.knowledge.records,
+            count=count,
             box=model_box(target),
         )
         return conclude_span(target, evidence, found)
@@ -138,6 +152,13 @@ class Gradient:
             figures={"counted": known.records, "distance": float(found.loss)},
             trace={"distance": list(found.trace)},
         )
+
+
+def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -> int | None:
+    """The number of records from the gap, None without one; dead inputs may be all that is seen."""
+    layer, _ = stacked(network, gradient)
+    spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
+    return spectrum.count if spectrum.gap > SMALLEST_GAP else None
 
 
 def in_data_scale(target: Target, inputs: Tensor) -> Tensor:

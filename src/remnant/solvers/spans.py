@@ -94,7 +94,7 @@ def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum
     count = int(ratios.argmax()) + 1
     gap = float(ratios[count - 1])
     clear = gap > SMALLEST_GAP and float(values[count]) < ROUNDING_ROOM * level
-    if live < len(values) and not clear:
+    if live < len(values) and gap <= SMALLEST_GAP:
         count = live  # at least: as many as the live inputs or neurons can show
     return Spectrum(values=values, count=count, gap=gap, clear=clear)
 
