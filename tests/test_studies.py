@@ -103,6 +103,20 @@ def test_batches_come_back_until_they_are_too_large(results):
         assert rows[records, "matching"]["certified"] == 0
 
 
+@pytest.mark.parametrize(
+    ("clock", "steps"),
+    [
+        ([9.0, 1.5, 3.0], 13),  # half a second a step, one to start with: (7.5 - 1) / 0.5
+        ([9.0, 3.0, 3.0], 20),  # a stumble: no faster than 3 / 4 / 2 a step, 1.5 to start with
+        ([9.0, 5.0, 8.0], 5),
+    ],
+)
+def test_matching_gets_no_more_steps_than_the_time_buys(monkeypatch, clock, steps):
+    ticks = iter(clock)
+    monkeypatch.setattr(batches, "attack", lambda target, how, seed: (None, next(ticks)))
+    assert batches.affordable(None, 7.5 if steps > 5 else 0.0, 5, 0) == steps
+
+
 def test_noise_costs_exactness_but_certifies_nothing_wrong(results):
     clean, noisy = results["gradient-noise"][0].rows
     assert clean["recovered"] == clean["near"] == noisy["near"] == 4

@@ -180,11 +180,13 @@ def measure_batches(settings: Batches, cell: Row, data: Mapping[str, Examples]) 
 
 
 def affordable(target: Target, seconds: float, least: int, seed: int) -> int:
-    """How many steps of matching fit into the time, from two short runs."""
+    """How many steps of matching fit into the time, from two short runs after one to warm up."""
     short, long = 1, 4
-    took = [attack(target, Gradient(preset="matching", steps=n), seed)[1] for n in (short, long)]
-    step = max((took[1] - took[0]) / (long - short), 1e-4)
-    start = max(took[0] - short * step, 0.0)
+    runs = [Gradient(preset="matching", steps=n) for n in (short, short, long)]
+    _, one, some = (attack(target, run, seed)[1] for run in runs)
+    # A clock that stumbles must not buy many steps: at most twice those of the longer run's rate.
+    step = max((some - one) / (long - short), some / long / 2)
+    start = max(some - long * step, 0.0)
     return max(least, int((seconds - start) / step))
 
 
