@@ -1,4 +1,4 @@
-"""Candidates and truth together: units of a table, nulls beside scores, and findings without truth."""
+"""Candidates and truth together: units of a table, nulls beside scores, findings without truth."""
 
 import torch
 

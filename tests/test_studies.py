@@ -107,7 +107,7 @@ def test_batches_come_back_until_they_are_too_large(results):
     ("clock", "steps"),
     [
         ([9.0, 1.5, 3.0], 13),  # half a second a step, one to start with: (7.5 - 1) / 0.5
-        ([9.0, 3.0, 3.0], 20),  # a stumble: no faster than 3 / 4 / 2 a step, 1.5 to start with
+        ([9.0, 3.0, 3.0], 16),  # a stumble: no faster than 3 / 4 / 2 a step, 1.5 to start with
         ([9.0, 5.0, 8.0], 5),
     ],
 )
