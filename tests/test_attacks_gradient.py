@@ -12,8 +12,8 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build, trap
 from remnant.scoring import squared_l2
-from remnant.solvers.span_lm import SpanSettings, recover_span
-from remnant.solvers.two_layer import BatchGradient, TwoLayer
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
+from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 from remnant.types import Knowledge, Scaling, Status, Target
 
 

@@ -6,8 +6,8 @@ import torch
 from remnant.errors import InputError
 from remnant.models import activation
 from remnant.models.malicious import trap
-from remnant.solvers.span_lm import SpanSettings, recover_span
-from remnant.solvers.two_layer import BatchGradient, TensorSettings, TwoLayer, tensor_attack
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
+from remnant.solvers.tensor.two_layer import BatchGradient, TensorSettings, TwoLayer, tensor_attack
 
 
 def generator(seed=0):

@@ -4,8 +4,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers.convolution import Inversion, invert_features
-from remnant.solvers.prefix import jacobian, matrix, read_prefix
+from remnant.solvers.convolutions.convolution import Inversion, invert_features
+from remnant.solvers.convolutions.prefix import jacobian, matrix, read_prefix
 
 
 def seeded(seed):

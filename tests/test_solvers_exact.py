@@ -8,12 +8,12 @@ import torch
 
 from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
-from remnant.solvers.certificate import certify, determined
-from remnant.solvers.duals import null_vectors
-from remnant.solvers.exact import Found, Search, recover, refine_found, solve_records
-from remnant.solvers.graph import find_points, project_on_graph, refine_points
+from remnant.solvers.difference.certificate import certify, determined
+from remnant.solvers.difference.duals import null_vectors
+from remnant.solvers.difference.exact import Found, Search, recover, refine_found, solve_records
+from remnant.solvers.difference.graph import find_points, project_on_graph, refine_points
+from remnant.solvers.difference.problem import pose
 from remnant.solvers.layers import first_pair
-from remnant.solvers.problem import pose
 from remnant.solvers.spans import count_records, decompose, rounding_level, span_of
 from targets import faces_target
 

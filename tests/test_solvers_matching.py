@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers.label_counts import infer_labels
-from remnant.solvers.matching import (
+from remnant.solvers.batch.label_counts import infer_labels
+from remnant.solvers.batch.matching import (
     MATCHINGS,
     Matching,
     draw,

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers import one_gradient
-from remnant.solvers.frames import Coordinates, deflate, pose_frames
-from remnant.solvers.graph_search import BatchSearch, Found, search_graph
-from remnant.solvers.one_gradient import leak_of, recover_batch
-from remnant.solvers.output_search import nearest_signals
-from remnant.solvers.pairs import solve_pairs
-from remnant.solvers.resimulate import resimulate, slope_at
+from remnant.solvers.batch import one_gradient
+from remnant.solvers.batch.frames import Coordinates, deflate, pose_frames
+from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph
+from remnant.solvers.batch.one_gradient import leak_of, recover_batch
+from remnant.solvers.batch.output_search import nearest_signals
+from remnant.solvers.batch.pairs import solve_pairs
+from remnant.solvers.batch.resimulate import resimulate, slope_at
+from remnant.solvers.batch.walkers import WEIGHT, nearest_on_graph
 from remnant.solvers.spans import count_in_noise, decompose
-from remnant.solvers.walkers import WEIGHT, nearest_on_graph
 
 INPUTS = 60
 

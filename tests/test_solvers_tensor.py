@@ -8,8 +8,8 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.models import activation, build
-from remnant.solvers.jennrich import component_weights, decompose, diagonalise
-from remnant.solvers.stein import (
+from remnant.solvers.tensor.jennrich import component_weights, decompose, diagonalise
+from remnant.solvers.tensor.stein import (
     coefficient,
     head_moment,
     head_product,
@@ -20,7 +20,7 @@ from remnant.solvers.stein import (
     regress_moments,
     vanishing,
 )
-from remnant.solvers.two_layer import (
+from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TensorSettings,
     TwoLayer,

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers.eavesdrop import bijection, undo_directions, undo_layers
-from remnant.solvers.span_lm import SpanSettings, recover_span
-from remnant.solvers.two_layer import BatchGradient, TwoLayer
+from remnant.solvers.tensor.eavesdrop import bijection, undo_directions, undo_layers
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
+from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 
 
 def generator(seed=0):

@@ -6,7 +6,7 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.models import build
-from remnant.solvers.span_equations import (
+from remnant.solvers.tensor.span_equations import (
     best_residuals,
     derivatives,
     evaluate,
@@ -14,8 +14,8 @@ from remnant.solvers.span_equations import (
     normal_equations,
     pose,
 )
-from remnant.solvers.span_lm import SpanSettings, recover_span
-from remnant.solvers.two_layer import (
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
+from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TwoLayer,
     read_targets,

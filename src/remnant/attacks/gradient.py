@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from remnant.attacks.outcome import in_box, nothing, status_of
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.convolution import invert_features
-from remnant.solvers.graph_search import BatchSearch
+from remnant.solvers.batch.graph_search import BatchSearch
+from remnant.solvers.batch.matching import Matching, match_gradient
+from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.convolutions.convolution import invert_features
 from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.matching import Matching, match_gradient
-from remnant.solvers.one_gradient import BatchRecovery, leak_of, recover_batch
 from remnant.solvers.residuals import output_residuals
-from remnant.solvers.span_equations import stacked
-from remnant.solvers.span_lm import SpanResult, SpanSettings, recover_span
 from remnant.solvers.spans import SMALLEST_GAP, count_records
-from remnant.solvers.two_layer import (
+from remnant.solvers.tensor.span_equations import stacked
+from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span
+from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TensorSettings,
     TwoLayer,

@@ -11,10 +11,10 @@ from torch import nn
 from remnant.attacks.outcome import in_box, nothing, status_of
 from remnant.evidence import weight_difference
 from remnant.progress import task
-from remnant.solvers.exact import Recovery, Search, recover
+from remnant.solvers.difference.exact import Recovery, Search, recover
+from remnant.solvers.difference.problem import pose
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.problem import pose
 from remnant.solvers.spans import Span, Spectrum, count_records, decompose, span_of
 from remnant.types import Candidates, Evidence, Status, Target
 
@@ -24,8 +24,8 @@ class NTK:
     """Exact recovery through the first two dense layers of a ReLU network with biases.
 
     The number of records comes from the singular values of the first layer's change, their pixels
-    from the search in `remnant.solvers.exact`; no public data is used. Where an assumption is not
-    met the status says which, and nothing is returned.
+    from the search in `remnant.solvers.difference`; no public data is used. Where an assumption is
+    not met the status says which, and nothing is returned.
     """
 
     starts: int = 32

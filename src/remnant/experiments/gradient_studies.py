@@ -24,8 +24,8 @@ from remnant.experiments.demo import generator_for
 from remnant.models.activations import activation as named_activation
 from remnant.report.lines import Panel, line_panels
 from remnant.scoring import greedy, squared_l2
-from remnant.solvers.span_lm import SpanSettings, recover_span
-from remnant.solvers.two_layer import (
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
+from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TensorSettings,
     TwoLayer,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
-from remnant.solvers.jennrich import component_weights, decompose
 from remnant.solvers.layers import first_pair, leaves
-from remnant.solvers.stein import (
+from remnant.solvers.tensor.jennrich import component_weights, decompose
+from remnant.solvers.tensor.stein import (
     Activation,
     coefficient,
     head_moment,

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import Step, task
-from remnant.solvers.label_counts import infer_labels
+from remnant.solvers.batch.label_counts import infer_labels
 from remnant.training import Loss, loss_named
 from remnant.types import Weights
 

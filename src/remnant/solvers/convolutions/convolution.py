@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
-from remnant.solvers.prefix import Prefix, jacobian, read_prefix
+from remnant.solvers.convolutions.prefix import Prefix, jacobian, read_prefix
 
 Vector = NDArray[np.float64]
 DAMPING = 1e-13  # of the mean squared column: holds open directions, moves no other

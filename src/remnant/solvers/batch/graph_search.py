@@ -13,9 +13,9 @@ from torch import Tensor
 
 from remnant.progress import task
 from remnant.solvers.algebra import distinct
-from remnant.solvers.frames import Coordinates, Frames, deflate
-from remnant.solvers.pairs import Pairs, solve_pairs
-from remnant.solvers.walkers import Walkers, relay, set_out, take, walk
+from remnant.solvers.batch.frames import Coordinates, Frames, deflate
+from remnant.solvers.batch.pairs import Pairs, solve_pairs
+from remnant.solvers.batch.walkers import Walkers, relay, set_out, take, walk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.algebra import complement, damped_cholesky, distinct
-from remnant.solvers.graph_search import BatchSearch, Found, nothing_found
-from remnant.solvers.resimulate import slope_at
+from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found
+from remnant.solvers.batch.resimulate import slope_at
 
 FORM, FINISH = 15, 12  # Levenberg-Marquardt steps on the sphere of a fixed size, and off it
 STARTS = 16  # starts of a round

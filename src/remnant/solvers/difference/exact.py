@@ -18,10 +18,10 @@ from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
-from remnant.solvers.certificate import Certificate, certify, determined
-from remnant.solvers.duals import FORGIVING, GRADUAL, SHARP, leaning, null_vectors
-from remnant.solvers.graph import find_points, refine_points
-from remnant.solvers.problem import Problem
+from remnant.solvers.difference.certificate import Certificate, certify, determined
+from remnant.solvers.difference.duals import FORGIVING, GRADUAL, SHARP, leaning, null_vectors
+from remnant.solvers.difference.graph import find_points, refine_points
+from remnant.solvers.difference.problem import Problem
 from remnant.solvers.spans import Span
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96

@@ -18,8 +18,8 @@ from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.algebra import complement, distinct
-from remnant.solvers.graph_search import BatchSearch, Found, nothing_found, slopes
-from remnant.solvers.pairs import Pairs, solve_pairs
+from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found, slopes
+from remnant.solvers.batch.pairs import Pairs, solve_pairs
 
 A_WEIGHT = 2.0  # distances in a count twice: its zeros say most. Measured, as in `walkers`.
 

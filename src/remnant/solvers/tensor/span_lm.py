@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from remnant.progress import task
-from remnant.solvers.jennrich import component_weights, decompose
-from remnant.solvers.span_equations import (
+from remnant.solvers.spans import count_records
+from remnant.solvers.tensor.jennrich import component_weights, decompose
+from remnant.solvers.tensor.span_equations import (
     Equations,
     Point,
     best_residuals,
@@ -26,9 +27,8 @@ from remnant.solvers.span_equations import (
     stacked,
     without,
 )
-from remnant.solvers.spans import count_records
-from remnant.solvers.stein import regress_moments, vanishing
-from remnant.solvers.two_layer import BatchGradient, TwoLayer, scales_and_signs
+from remnant.solvers.tensor.stein import regress_moments, vanishing
+from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer, scales_and_signs
 
 Box = tuple[Tensor, Tensor]  # lowest and highest input, each broadcasts over d
 

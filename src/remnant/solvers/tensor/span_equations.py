@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError
-from remnant.solvers.stein import Activation
-from remnant.solvers.two_layer import BatchGradient, TwoLayer
+from remnant.solvers.tensor.stein import Activation
+from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

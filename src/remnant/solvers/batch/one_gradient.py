@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
-from remnant.solvers.frames import first_side, pose_frames
-from remnant.solvers.graph_search import BatchSearch, Found, search_graph, settle
-from remnant.solvers.output_search import Spaces, polish, search_signals
-from remnant.solvers.resimulate import Resimulation, resimulate
-from remnant.solvers.smooth_graph import SmoothProblem, search_smooth
+from remnant.solvers.batch.frames import first_side, pose_frames
+from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph, settle
+from remnant.solvers.batch.output_search import Spaces, polish, search_signals
+from remnant.solvers.batch.resimulate import Resimulation, resimulate
+from remnant.solvers.batch.smooth_graph import SmoothProblem, search_smooth
 from remnant.solvers.spans import Decomposition, Parts, Spectrum, count_in_noise, decompose
 
 EXACT = 1e-4  # residual of a record; right ones stay below 1e-5, one wrong sign costs 1e-3

@@ -1,0 +1,1 @@
+"""One gradient: every record of the batch that it sums over."""

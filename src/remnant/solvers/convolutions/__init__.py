@@ -1,0 +1,1 @@
+"""From the features of a convolutional front back to its images."""
