@@ -24,11 +24,16 @@ MAY_IMPORT = {
     "scoring": BASE,
     "store": BASE,
     "capturing": BASE | {"models", "training"},
-    "report": BASE | {"store"},
-    "audit": GROUND | {"training", "evidence", "solvers", "attacks", "scoring", "store"},
+    "bundle": BASE,
+    "report": BASE | {"store", "bundle"},
+    "bounds": {"errors"},  # floats only
+    "kernels": BASE,
+    "distill": BASE | {"models", "gradients", "kernels", "training"},
+    "audit": GROUND
+    | {"training", "evidence", "solvers", "attacks", "scoring", "store", "bundle", "bounds"},
     "experiments": GROUND
-    | {"training", "evidence", "solvers", "attacks", "capturing"}
-    | {"scoring", "store", "audit", "report"},
+    | {"training", "evidence", "solvers", "attacks", "capturing", "bounds", "kernels", "distill"}
+    | {"scoring", "store", "bundle", "audit", "report"},
     "cli": None,  # everything
     "__init__": None,
     "__main__": None,

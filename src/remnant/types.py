@@ -255,7 +255,7 @@ class Finding:
 
     def to_json(self) -> str:
         """Two-space JSON without NaN or infinity (they become null)."""
-        return json.dumps(_finite(asdict(self)), indent=2, allow_nan=False) + "\n"
+        return json.dumps(finite(asdict(self)), indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Finding:
@@ -274,11 +274,12 @@ class Finding:
             raise InputError(f"finding: fields do not fit {FINDING_SCHEMA}: {error}") from None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """JSON values with None in place of NaN and infinity."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

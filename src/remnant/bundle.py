@@ -1,0 +1,114 @@
+"""An audit's result as plain JSON values: what `finding.json` of an audit holds.
+
+The page is drawn from this and from the pictures beside it alone; nothing is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from remnant.errors import InputError, expected
+from remnant.types import Finding, finite
+
+AUDIT_SCHEMA = "remnant.audit/1"
+
+
+class Verdict(StrEnum):
+    """What an audit says. Not known is inconclusive, never not exposed."""
+
+    EXPOSED = "exposed"  # records come back, beyond what any null explains
+    NOT_EXPOSED = "not exposed"  # the attack works on a twin that leaks, and gets nothing here
+    INCONCLUSIVE = "inconclusive"  # it proved nothing here, or failed on the twin as well
+    NOT_APPLICABLE = "not applicable"  # the adversary of this attack does not exist here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """The same attack on a twin that must leak: trained by us, same shape and record count."""
+
+    recovered: int
+    records: int
+    status: str
+    reason: str
+
+    @property
+    def leaks(self) -> bool:
+        return self.recovered > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """One adversary's attempt. `finding` is None where the attack did not run."""
+
+    attack: str  # its name in the table of attacks
+    title: str  # the adversary in a few words
+    holds: str  # what the adversary holds, in plain words
+    settings: Mapping[str, Any]
+    verdict: str
+    reason: str
+    finding: Finding | None = None
+    control: Control | None = None
+    bound: Mapping[str, Any] | None = None  # epsilon, delta, kappa, gamma by each bound
+    candidates: str | None = None  # the file that holds its candidates
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The whole audit. `exposed`: id, label, attack, correlation of each record, worst first.
+
+    `target`: model, parameters, records, data, shape, hashes. `trials`: every attack that was
+    tried, with those that failed. `images` is False where pictures were left out, `redacted` True
+    where originals are blurred.
+    """
+
+    verdict: str
+    sentence: str
+    target: Mapping[str, Any]
+    attacks: Sequence[Attacked]
+    exposed: Sequence[Mapping[str, Any]]
+    advice: Sequence[str]
+    command: str
+    spec: Mapping[str, Any]
+    seeds: Mapping[str, int]
+    versions: Mapping[str, str]
+    hashes: Mapping[str, str]
+    preflight: Sequence[Mapping[str, Any]] = ()
+    trials: Sequence[Mapping[str, Any]] = ()
+    originals: str | None = None  # the file that holds the records' pictures
+    images: bool = True
+    redacted: bool = False
+    schema: str = field(default=AUDIT_SCHEMA)
+
+    def to_json(self) -> str:
+        """Two-space JSON without NaN or infinity (they become null)."""
+        return json.dumps(finite(asdict(self)), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Audit:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"audit: expected JSON, got a fault at line {error.lineno}") from None
+        if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
+            got = values.get("schema") if isinstance(values, dict) else type(values).__name__
+            raise InputError(expected("audit: schema", AUDIT_SCHEMA, got))
+        try:
+            return cls(**values | {"attacks": [_attacked(row) for row in values["attacks"]]})
+        except (TypeError, KeyError, ValueError) as error:
+            raise InputError(f"audit: fields do not fit {AUDIT_SCHEMA}: {error}") from None
+
+
+def _attacked(values: Mapping[str, Any]) -> Attacked:
+    finding, control = values["finding"], values["control"]
+    return Attacked(
+        **dict(values)
+        | {
+            "finding": None if finding is None else Finding(**finding),
+            "control": None if control is None else Control(**control),
+        }
+    )
