@@ -11,9 +11,8 @@ from remnant.capturing import capture
 from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build, trap
+from remnant.models.activations import Cubic
 from remnant.scoring import squared_l2
-from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
-from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 from remnant.types import Knowledge, Scaling, Status, Target
 
 
@@ -137,21 +136,44 @@ def test_the_paper_preset_finds_pairs_on_a_wide_gaussian_network():
     assert float(error.min(1).values.sqrt().max()) < 0.3
 
 
-def test_a_malicious_server_reads_a_deep_network():
-    sent = trap(64, 300, 2, generator=seeded(3), activation="relu", last_activation="tanh")
-    truth = load("digits").inputs[:3].flatten(1).double()
-    gradient = capture(sent.model, "mse", (truth, torch.tensor([1.0, -1.0, 0.5]).double()))
-    network = TwoLayer(
-        weights=sent.directions,
-        head=dict(sent.model.named_parameters())[sent.head].detach(),
-        activation=nn.Tanh(),
-    )
-    seen = BatchGradient(weights=sent.pull_back(gradient[sent.weight]))
-    found = recover_span(network, seen, SpanSettings(), generator=seeded(), count=3)
-    inputs = sent.to_inputs(found.inputs)
-    # Without biases tanh leaves each sign open; that has to be said.
-    error = torch.minimum(squared_l2(truth, inputs), squared_l2(truth, -inputs))
-    assert float(error.min(1).values.max()) < 1e-6
+@pytest.mark.parametrize("activation", ["relu", "leaky0.1", "sigmoid"])
+def test_a_malicious_server_reads_a_deep_network_exactly(activation):
+    model = trap(64, 300, 3, generator=seeded(3), activation=activation, last_activation="cubic")
+    truth = load("digits").inputs[:3].flatten(1).double() / 4
+    labels = torch.tensor([1.0, -1.0, 0.5]).double()
+    known = Knowledge(gradient=capture(model.model, "mse", (truth, labels)), records=3)
+    target = Target(model=model.model, input_shape=(64,), bounds=None, knowledge=known)
+    found = Gradient()(target, generator=seeded())
+    assert found.status is Status.COMPLETE
+    assert float(squared_l2(truth, found.inputs).min(1).values.max()) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("activation", "kind"),
+    [("relu", "pass-through"), ("tanh", "pass-through"), ("", "eavesdropper")],
+)
+def test_the_paper_preset_reads_deep_networks(activation, kind):
+    """A server's pass-through layers, or random ones that an eavesdropper undoes."""
+    d, m = 8, 2500
+    truth = torch.nn.functional.normalize(torch.randn(2, d, generator=seeded(5)).double(), dim=1)
+    if activation:
+        sent = trap(d, m, 2, generator=seeded(3), activation=activation, last_activation="cubic")
+        model = sent.model
+    else:
+        model = nn.Sequential(
+            nn.Linear(d, 16), nn.Tanh(), nn.Linear(16, m, bias=False), Cubic(), nn.Linear(m, 1)
+        ).double()
+        with torch.no_grad():
+            model[0].weight.normal_(generator=seeded(6)).div_(d**0.5)
+            model[0].bias.zero_()
+            model[2].weight.normal_(generator=seeded(7))
+            model[4].weight.fill_(1 / m)
+    gradient = capture(model, "mse", (truth, torch.tensor([1.0, -1.0]).double() * 30))
+    known = Knowledge(gradient=gradient, records=2, loss="mse")
+    target = Target(model=model, input_shape=(d,), bounds=None, knowledge=known)
+    found = Gradient(preset="paper", norm=1.0)(target, generator=seeded())
+    assert found.figures["read_as"] == kind
+    assert float(squared_l2(truth, found.inputs).min(1).values.sqrt().max()) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -159,7 +181,7 @@ def test_a_malicious_server_reads_a_deep_network():
     [
         ({}, {"gradient": None}, "no gradient"),
         ({"preset": "matching"}, {}, "--records and --loss"),
-        ({"preset": "paper"}, {}, "other layers"),
+        ({"preset": "paper"}, {}, "ReLU cannot be undone"),
     ],
 )
 def test_what_is_missing_is_named(settings, known, reason):

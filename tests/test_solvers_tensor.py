@@ -8,6 +8,7 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.models import activation, build
+from remnant.solvers.tensor.deep import read_deep
 from remnant.solvers.tensor.jennrich import component_weights, decompose, diagonalise
 from remnant.solvers.tensor.stein import (
     coefficient,
@@ -26,7 +27,6 @@ from remnant.solvers.tensor.two_layer import (
     TwoLayer,
     expected_outputs,
     read_targets,
-    read_two_layer,
     scales_and_signs,
     target_gap,
     tensor_attack,
@@ -301,12 +301,16 @@ def test_reading_a_model_and_its_gradient():
     loss = nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 0]))
     names = [name for name, _ in model.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
-    network, seen = read_two_layer(model, gradient)
+    read = read_deep(model, gradient)
+    network, seen = read.network, read.gradient
     assert torch.allclose(network.outputs(x), model(x))
     assert seen.head_bias.shape == (3,)
-    assert read_two_layer(model, {})[1].weights is None
+    assert read_deep(model, {}).gradient.weights is None
     deeper = build("mlp:6-5-4-3", generator=generator())
-    assert "two dense layers" in read_two_layer(deeper, {})
+    assert "ReLU cannot be undone" in read_deep(deeper, {})
+    narrow = build("mlp:6-5-4-3:tanh", generator=generator())
+    assert "from 6 to 5 cannot be undone" in read_deep(narrow, {})
+    assert "one activation between" in read_deep(nn.Linear(2, 2), {})
 
 
 def test_labels_from_residuals():

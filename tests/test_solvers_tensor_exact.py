@@ -6,6 +6,7 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.models import build
+from remnant.solvers.tensor.deep import read_deep
 from remnant.solvers.tensor.span_equations import (
     best_residuals,
     derivatives,
@@ -19,7 +20,6 @@ from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TwoLayer,
     read_targets,
-    read_two_layer,
     target_gap,
 )
 
@@ -42,7 +42,8 @@ def batch(text, count, *, seed=0, positive=True, init="standard"):
         loss = nn.functional.cross_entropy(model(x), y)
     names = [name for name, _ in model.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
-    network, seen = read_two_layer(model, gradient)
+    read = read_deep(model, gradient)
+    network, seen = read.network, read.gradient
     return x, y, network, seen
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,13 +18,13 @@ from remnant.solvers.convolutions.convolution import invert_features
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.residuals import output_residuals
 from remnant.solvers.spans import SMALLEST_GAP, count_records
+from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_equations import stacked
 from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span
 from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TensorSettings,
     TwoLayer,
-    read_two_layer,
     tensor_attack,
 )
 from remnant.types import Candidates, Evidence, Status, Target
@@ -39,8 +39,10 @@ class Gradient:
 
     exact: solve the equations of the first two dense layers (or of the only hidden layer, if its
     activation is smooth); convolutions before them are undone afterwards. paper: the tensor
-    decomposition of 002, for two-layer networks with Gaussian weights. matching: descend on the
-    distance between gradients (inverting gradients), for any network, without a certificate.
+    decomposition of 002, for two-layer networks with Gaussian weights, and for deep ones whose
+    first layers pass the batch through (`remnant.trap`) or can be undone (the eavesdropper).
+    matching: descend on the distance between gradients (inverting gradients), for any network,
+    without a certificate.
     """
 
     preset: Preset = "exact"
@@ -69,8 +71,9 @@ class Gradient:
         pair = first_pair(target.model, after_convolutions=True)
         if isinstance(pair, str):
             return nothing(target, Status.NOT_APPLICABLE, pair)
-        if pair.last and leak_of(pair.activation) is None:
-            return self.one_smooth_layer(target, evidence, generator)
+        deep = read_deep(target.model, evidence.vector)
+        if not isinstance(deep, str) and smooth_end(deep):
+            return self.one_smooth_layer(target, evidence, deep, generator)
         recovery = recover_batch(
             pair.first.affine(evidence.start),
             pair.first.affine(evidence.vector),
@@ -87,12 +90,9 @@ class Gradient:
         return conclude(target, evidence, pair, recovery, generator)
 
     def one_smooth_layer(
-        self, target: Target, evidence: Evidence, generator: torch.Generator
+        self, target: Target, evidence: Evidence, deep: Deep, generator: torch.Generator
     ) -> Candidates:
-        read = read_two_layer(target.model, evidence.vector)
-        if isinstance(read, str):
-            return nothing(target, Status.NOT_APPLICABLE, read)
-        network, gradient = read
+        network, gradient = deep.network, deep.gradient
         count = target.knowledge.records or smooth_count(network, gradient, evidence.precision)
         if count is None:
             reason = "no gap among the singular values of the gradient tells the number of records"
@@ -103,26 +103,28 @@ class Gradient:
             SpanSettings(tolerance=max(1e-7, 20 * evidence.precision)),
             generator=generator,
             count=count,
-            box=model_box(target),
+            box=None if deep.front or deep.scale != 1 else model_box(target),
         )
-        return conclude_span(target, evidence, found)
+        return conclude_span(target, evidence, replace(found, inputs=deep.to_inputs(found.inputs)))
 
     def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
-        read = read_two_layer(target.model, evidence.vector)
+        read = read_deep(target.model, evidence.vector)
         if isinstance(read, str):
             return nothing(target, Status.NOT_APPLICABLE, read)
         count = target.knowledge.records
         if count is None:
             reason = "the tensor decomposition needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        settings = TensorSettings(source=self.source, norm=self.norm)
-        found = tensor_attack(*read, count, settings, generator=generator)
+        norm = self.norm if read.kind == "two layers" else None
+        settings = TensorSettings(source=self.source, norm=norm)
+        found = tensor_attack(read.network, read.gradient, count, settings, generator=generator)
+        figures = {"counted": count, "off": found.off, "sign_known": found.sign_known}
         return Candidates(
-            inputs=in_data_scale(target, found.inputs),
+            inputs=in_data_scale(target, read.directions_to_inputs(found.inputs, self.norm)),
             confidence=torch.full((count,), max(0.0, 1.0 - found.off)),
             status=Status.INCONCLUSIVE,
             reason="a tensor decomposition has no certificate; the residual is not evidence",
-            figures={"counted": count, "off": found.off, "sign_known": found.sign_known},
+            figures=figures | {"read_as": read.kind},
         )
 
     def match(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
@@ -152,6 +154,13 @@ class Gradient:
             figures={"counted": known.records, "distance": float(found.loss)},
             trace={"distance": list(found.trace)},
         )
+
+
+def smooth_end(deep: Deep) -> bool:
+    """Whether the last hidden layer is smooth and sees the batch itself."""
+    activation = deep.network.activation
+    rough = isinstance(activation, nn.Module) and leak_of(activation) is not None
+    return deep.kind != "eavesdropper" and not rough
 
 
 def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -> int | None:

@@ -45,6 +45,15 @@ def add(verbs: Any) -> None:
     settings = parser.add_argument_group("how")
     settings.add_argument("--preset", choices=("exact", "paper", "matching"), default="exact")
     settings.add_argument(
+        "--norm", type=float, help="of paper: the inputs' common norm", default=argparse.SUPPRESS
+    )
+    settings.add_argument(
+        "--source",
+        choices=("layer", "head"),
+        help="of paper: dL/dW or dL/da",
+        default=argparse.SUPPRESS,
+    )
+    settings.add_argument(
         "--steps", type=int, help="of matching (default: 1000)", default=argparse.SUPPRESS
     )
     settings.add_argument(

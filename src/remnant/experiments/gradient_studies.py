@@ -24,12 +24,12 @@ from remnant.experiments.demo import generator_for
 from remnant.models.activations import activation as named_activation
 from remnant.report.lines import Panel, line_panels
 from remnant.scoring import greedy, squared_l2
+from remnant.solvers.tensor.deep import read_deep
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
 from remnant.solvers.tensor.two_layer import (
     BatchGradient,
     TensorSettings,
     TwoLayer,
-    read_two_layer,
     tensor_attack,
 )
 from remnant.types import Examples
@@ -171,9 +171,9 @@ def solve_pair(
     model: nn.Module, truth: Tensor, labels: Tensor, method: str, seen: str, seed: int
 ) -> Row:
     """Attack one gradient, then score what came back."""
-    read = read_two_layer(model, capture(model, "mse", (truth, labels)))
+    read = read_deep(model, capture(model, "mse", (truth, labels)))
     assert not isinstance(read, str), read
-    network, gradient = read
+    network, gradient = read.network, read.gradient
     observed = BatchGradient(
         weights=gradient.weights if seen == "dL/dW" else None,
         head=gradient.head if seen == "dL/da" else None,

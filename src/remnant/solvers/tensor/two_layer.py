@@ -14,10 +14,9 @@ from math import factorial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.solvers.layers import first_pair, leaves
 from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.stein import (
     Activation,
@@ -29,7 +28,6 @@ from remnant.solvers.tensor.stein import (
     leading_span,
     vanishing,
 )
-from remnant.types import Weights
 
 Source = Literal["head", "layer"]
 
@@ -61,38 +59,6 @@ class BatchGradient:
     head: Tensor | None = None
     bias: Tensor | None = None
     head_bias: Tensor | None = None
-
-
-def read_two_layer(model: nn.Module, gradient: Weights) -> tuple[TwoLayer, BatchGradient] | str:
-    """A dense network with one hidden layer and its gradient, or in a sentence why it is not one.
-
-    The activation may be any elementwise module; `nn.Flatten` may come first.
-    """
-    pair = first_pair(model)
-    if isinstance(pair, str):
-        return pair
-    layers = [m for _, m in leaves(model) if not isinstance(m, nn.Identity | nn.Dropout)]
-    if not isinstance(layers[-1], nn.Linear) or sum(isinstance(m, nn.Linear) for m in layers) != 2:
-        return "the model must have two dense layers, one hidden; it has other layers after them"
-    held = {name: p.detach().double() for name, p in model.named_parameters()}
-    network = TwoLayer(
-        weights=held[pair.first.weight],
-        head=held[pair.next.weight],
-        activation=pair.activation,
-        bias=held[pair.first.bias] if pair.first.bias else None,
-        head_bias=held[pair.next.bias] if pair.next.bias else None,
-    )
-    seen = BatchGradient(
-        weights=_pick(gradient, pair.first.weight),
-        head=_pick(gradient, pair.next.weight),
-        bias=_pick(gradient, pair.first.bias),
-        head_bias=_pick(gradient, pair.next.bias),
-    )
-    return network, seen
-
-
-def _pick(gradient: Mapping[str, Tensor], name: str | None) -> Tensor | None:
-    return None if name is None or name not in gradient else gradient[name].detach().double()
 
 
 @dataclass(frozen=True, kw_only=True)
