@@ -1,0 +1,171 @@
+"""The flags that describe a target: a model, its weights, how its data looks and was scaled."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remnant.errors import InputError, expected
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from remnant.types import Examples, Scaling, Target
+
+
+def add_held(parser: argparse.ArgumentParser) -> Any:
+    """What every adversary may hold: the model, how its data was scaled, public data."""
+    held = parser.add_argument_group("what the adversary holds")
+    held.add_argument("--weights", type=Path, required=True, help="the model's weights")
+    held.add_argument(
+        "--model", help="mlp:..., cnn:... or file.py:factory; a plain dense stack needs none"
+    )
+    held.add_argument("--records", type=int, help="their number, if it is known")
+    held.add_argument("--public", help="other data of the same kind: a name, file or folder")
+    held.add_argument(
+        "--mean", help="subtracted from the data: numbers, a safetensors file, or 'public'"
+    )
+    held.add_argument("--std", help="by which the data was divided after that")
+    held.add_argument("--bounds", help="smallest and largest value of the data, such as 0,1")
+    held.add_argument("--shape", help="of one record, such as 1x28x28")
+    parser.add_argument("--data-dir", type=Path, help="where --public is looked for")
+    return held
+
+
+def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
+    """The target that the flags describe, and hashes of all that was read."""
+    from remnant.data import load
+    from remnant.models import align, load_weights, read_weights
+    from remnant.store import hash_tensors
+    from remnant.types import Knowledge, Target
+
+    if arguments.records is not None and arguments.records < 1:
+        raise InputError(expected("--records", "at least 1", arguments.records))
+    final = read_weights(arguments.weights)
+    model, shape = read_model(arguments.model, final)
+    load_weights(model, final, what=f"--weights {arguments.weights}")
+    held = {
+        kind: align(model, read_weights(path), what=f"--{kind} {path}")
+        for kind in ("initial", "gradient")
+        if (path := getattr(arguments, kind, None)) is not None
+    }
+    public = load(arguments.public, data_dir=arguments.data_dir) if arguments.public else None
+    shape = read_shape(arguments.shape, public, shape)
+    scaling = read_scaling(arguments.mean, arguments.std, public, shape)
+    target = Target(
+        model=model,
+        input_shape=shape,
+        bounds=read_bounds(arguments.bounds),
+        scaling=scaling,
+        knowledge=Knowledge(
+            initial=held.get("initial"),
+            gradient=held.get("gradient"),
+            records=arguments.records,
+            loss=getattr(arguments, "loss", None),
+            public=None if public is None else public.inputs,
+        ),
+    )
+    hashes = {
+        "weights": hash_tensors(target.weights),
+        **{kind: hash_tensors(tensors) for kind, tensors in held.items()},
+        "scaling": hash_tensors({"mean": scaling.mean, "std": scaling.std}),
+    }
+    return target, hashes
+
+
+def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ...]]:
+    """The model of --model, or the dense stack that the weights are; and its input shape."""
+    import torch
+
+    from remnant.models import build, infer_model, parse_model
+
+    if text is None:
+        text = infer_model(weights)
+        if text is None:
+            do = "give --model, such as file.py:factory"
+            raise InputError(expected("--weights", "a plain stack of dense layers", "another", do))
+    spec = parse_model(text)
+    model = build(spec, generator=torch.Generator().manual_seed(0))
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    if not spec.input_shape and isinstance(first, torch.nn.Linear):
+        return model, (first.in_features,)
+    return model, spec.input_shape
+
+
+def read_shape(
+    text: str | None, public: Examples | None, model: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The shape of one record: --shape, else that of public data, else the model's own."""
+    if text is not None:
+        parts = text.lower().split("x")
+        if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise InputError(expected("--shape", "sizes such as 1x28x28", repr(text)))
+        shape = tuple(int(part) for part in parts)
+    elif public is not None:
+        shape = public.shape
+    else:
+        shape = model
+    if not shape:
+        raise InputError("--shape: expected the shape of one record, got nothing; such as 1x28x28")
+    if model and math.prod(shape) != math.prod(model):
+        raise InputError(expected("shape of a record", f"{math.prod(model)} numbers", shape))
+    return shape
+
+
+def read_scaling(
+    mean: str | None, std: str | None, public: Examples | None, shape: tuple[int, ...]
+) -> Scaling:
+    import torch
+
+    from remnant.data import mean_image
+    from remnant.types import Scaling
+
+    if mean == "public":
+        if public is None:
+            raise InputError("--mean public: expected public data, got none; give --public")
+        middle = mean_image(public)
+    else:
+        middle = torch.zeros(()) if mean is None else read_numbers("--mean", mean, shape)
+    spread = torch.ones(()) if std is None else read_numbers("--std", std, shape)
+    return Scaling(mean=middle, std=spread)
+
+
+def read_numbers(flag: str, text: str, shape: tuple[int, ...]) -> Tensor:
+    """One number, one per channel (0.49,0.48,0.45), or the only tensor of a safetensors file."""
+    import torch
+
+    from remnant.models import read_weights
+
+    if text.endswith(".safetensors"):
+        tensors = list(read_weights(text).values())
+        if len(tensors) != 1 or tensors[0].numel() not in (1, math.prod(shape)):
+            got = [tuple(t.shape) for t in tensors]
+            raise InputError(expected(f"{flag} {text}", f"one tensor of shape {shape}", got))
+        return tensors[0].reshape(() if tensors[0].numel() == 1 else shape)
+    numbers = torch.tensor(parse_floats(flag, text))
+    if len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) != shape[0]:
+        raise InputError(expected(flag, f"1 or {shape[0]} numbers", len(numbers)))
+    return numbers.reshape(-1, *[1] * (len(shape) - 1))
+
+
+def read_bounds(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    numbers = parse_floats("--bounds", text)
+    if len(numbers) != 2 or not numbers[0] < numbers[1]:
+        raise InputError(expected("--bounds", "two rising numbers such as 0,1", repr(text)))
+    return numbers[0], numbers[1]
+
+
+def parse_floats(flag: str, text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(math.isfinite(number) for number in numbers):
+        raise InputError(expected(flag, "numbers such as 0.5 or 0.5,0.5,0.5", repr(text)))
+    return numbers
