@@ -3,7 +3,7 @@
 import torch
 
 from remnant.attacks.outcome import in_box, status_of
-from remnant.audit import assess, without_truth
+from remnant.auditing import assess, without_truth
 from remnant.data import load, split
 from remnant.types import Candidates, Status
 

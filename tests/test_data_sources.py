@@ -32,8 +32,9 @@ def test_a_bundled_set_has_its_shape_types_and_ids(name):
     examples = load(name)
     assert tuple(examples.inputs.shape) == SHAPES[name]
     assert examples.name == name
-    assert examples.inputs.dtype == torch.float32
-    assert examples.labels.dtype == (torch.float32 if name == "diabetes" else torch.int64)
+    table = name in ("breast_cancer", "diabetes")
+    assert examples.inputs.dtype == (torch.float64 if table else torch.float32)
+    assert examples.labels.dtype == (torch.float64 if name == "diabetes" else torch.int64)
     assert examples.ids[0] == f"{name}-00000"
     assert examples.ids[-1] == f"{name}-{len(examples) - 1:05d}"
     if len(examples.shape) == 3:

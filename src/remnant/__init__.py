@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remnant.attacks import ATTACKS, NTK, Gradient
-    from remnant.audit import assess
+    from remnant.auditing import assess, audit
     from remnant.capturing import GradientHook, capture, capture_step, save_gradient
     from remnant.data import load, mean_image, split
     from remnant.models import build, read_weights, save_weights, trap
@@ -38,6 +38,7 @@ __all__ = [
     "Status",
     "Target",
     "assess",
+    "audit",
     "build",
     "capture",
     "capture_step",
@@ -53,7 +54,7 @@ __all__ = [
 
 _ROOMS = {
     "attacks": ("ATTACKS", "NTK", "Gradient"),
-    "audit": ("assess",),
+    "auditing": ("assess", "audit"),
     "capturing": ("GradientHook", "capture", "capture_step", "save_gradient"),
     "data": ("load", "mean_image", "split"),
     "models": ("build", "read_weights", "save_weights", "trap"),

@@ -54,7 +54,6 @@ class Attacked:
     control: Control | None = None
     bound: Mapping[str, Any] | None = None  # epsilon, delta, kappa, gamma by each bound
     candidates: str | None = None  # the file that holds its candidates
-    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +97,26 @@ class Audit:
             got = values.get("schema") if isinstance(values, dict) else type(values).__name__
             raise InputError(expected("audit: schema", AUDIT_SCHEMA, got))
         try:
+            _check_kinds(values)
             return cls(**values | {"attacks": [_attacked(row) for row in values["attacks"]]})
         except (TypeError, KeyError, ValueError) as error:
             raise InputError(f"audit: fields do not fit {AUDIT_SCHEMA}: {error}") from None
+
+
+def _check_kinds(values: Mapping[str, Any]) -> None:
+    """What a page relies on: texts, objects, and lists of texts or of objects, as declared."""
+    kinds = {
+        **dict.fromkeys(("verdict", "sentence", "command"), str),
+        **dict.fromkeys(("target", "spec", "seeds", "versions", "hashes"), dict),
+    }
+    lists = {"advice": str} | dict.fromkeys(("attacks", "exposed", "preflight", "trials"), dict)
+    for name, kind in kinds.items():
+        if not isinstance(values[name], kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+    for name, kind in lists.items():
+        rows = values[name]
+        if not isinstance(rows, list) or not all(isinstance(row, kind) for row in rows):
+            raise TypeError(f"{name} is no list of {kind.__name__}")
 
 
 def _attacked(values: Mapping[str, Any]) -> Attacked:

@@ -150,7 +150,7 @@ def read_json(run: Run, name: str) -> Any:
     return _parse(run.path / _plain_name(name))
 
 
-def write_candidates(run: Run, candidates: Candidates) -> Path:
+def write_candidates(run: Run, candidates: Candidates, name: str = CANDIDATES_FILE) -> Path:
     """`candidates.safetensors`: inputs, confidence, labels if any; the same candidates, same bytes.
 
     The rest (status, reason, figures, trace) is JSON under the metadata key "remnant".
@@ -168,12 +168,12 @@ def write_candidates(run: Run, candidates: Candidates) -> Path:
         text = json.dumps(about, sort_keys=True)  # NaN may stay: a reader gets back what there was
     except TypeError as error:
         raise StoreError(expected("candidates: figures and trace", "JSON values", error)) from None
-    return _write(run.path, CANDIDATES_FILE, _pack(tensors, text))
+    return _write(run.path, name, _pack(tensors, text))
 
 
-def read_candidates(run: Run) -> Candidates:
+def read_candidates(run: Run, name: str = CANDIDATES_FILE) -> Candidates:
     """What `write_candidates` wrote."""
-    path = run.path / CANDIDATES_FILE
+    path = run.path / _plain_name(name)
     if not path.is_file():
         raise StoreError(expected(f"{path}", "candidates", "no file", "run the attack first"))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -20,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    from remnant.cli import demo, reconstruct, study
+    from remnant.cli import audit, demo, init, reconstruct, report, study
 
     top = Parser(
         prog="remnant",
@@ -29,7 +30,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"remnant {_version()}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for verb in (demo, reconstruct, study):
+    for verb in (demo, init, audit, reconstruct, report, study):
         verb.add(verbs)
     return top
 
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Errors that a user can mend are one line on stderr."""
     try:
         given = parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        given.command = shlex.join(["remnant", *words])
         code: int = given.run(given)
         return code
     except RemnantError as error:

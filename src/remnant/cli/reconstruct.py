@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from remnant.attacks import ATTACKS
-    from remnant.audit import without_truth
+    from remnant.auditing import without_truth
     from remnant.cli.show import show_finding
     from remnant.store import finish, open_run, read_finding, write_candidates, write_finding
 

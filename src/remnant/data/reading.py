@@ -65,7 +65,8 @@ def make_examples(
 ) -> Examples:
     """Examples of float32 inputs; ids count the position in the source where none are given.
 
-    Integer labels are classes 0, 1, ...; float labels are regression targets.
+    Integer labels are classes 0, 1, ...; float labels are regression targets. Tables of doubles
+    stay doubles: attacks on linear models need every digit.
     """
     n = len(inputs)
     if n < 1 or inputs[0].size < 1:
@@ -73,8 +74,9 @@ def make_examples(
     if len(labels) != n:
         raise DataError(expected(f"{name}: labels", f"{n}, one a record", len(labels)))
     with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-        values = np.ascontiguousarray(inputs, dtype=np.float32)
-    if not np.isfinite(values).all():
+        values = np.ascontiguousarray(inputs, dtype=_precision(inputs))
+        finite = np.isfinite(values.astype(np.float32)).all()  # models are float32
+    if not finite:
         got = "NaN or infinity"
         raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
     names = tuple(ids) if ids is not None else tuple(f"{name}-{i:05d}" for i in range(n))
@@ -83,20 +85,25 @@ def make_examples(
         raise DataError(expected(f"{name}: record ids", f"{n} different ones", got))
     return Examples(
         inputs=torch.from_numpy(values),
-        labels=torch.from_numpy(_labels(labels, name)),
+        labels=torch.from_numpy(_labels(labels, name, _precision(inputs))),
         ids=names,
         bounds=bounds,
         name=name,
     )
 
 
-def _labels(labels: Array, name: str) -> Array:
+def _precision(inputs: Array) -> type[np.floating[Any]]:
+    return np.float64 if inputs.ndim == 2 and inputs.dtype == np.float64 else np.float32
+
+
+def _labels(labels: Array, name: str, precision: type[np.floating[Any]]) -> Array:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # a column, as some archives store classes
     if labels.dtype.kind == "f" and labels.ndim in (1, 2):
         with np.errstate(over="ignore"):
-            targets = labels.astype(np.float32)
-        if not np.isfinite(targets).all():
+            targets = labels.astype(precision)
+            finite = np.isfinite(targets.astype(np.float32)).all()
+        if not finite:
             raise DataError(expected(f"{name}: labels", "finite float32", "NaN or infinity"))
         return targets
     if labels.dtype.kind not in "iub" or labels.ndim != 1:

@@ -5,7 +5,6 @@ Stages leave their result in the run's directory, so an interrupted demo goes on
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from remnant.attacks import NTK
-from remnant.audit import assess
+from remnant.auditing import assess
 from remnant.data import Split, binary_task, load, mean_image, split
 from remnant.errors import InputError, expected
 from remnant.models import build, load_weights, save_weights
@@ -32,6 +31,7 @@ from remnant.report import (
     finding_sheet,
     spectrum_data,
 )
+from remnant.seeds import generator_for
 from remnant.store import (
     CANDIDATES_FILE,
     Run,
@@ -78,12 +78,6 @@ class Demo:
         if not 0 <= self.seed < 2**31:
             raise InputError(expected("--seed", "0 to 2**31 - 1", self.seed))
         recipe(self)  # a fault in it is better known now than after reading the data
-
-
-def generator_for(seed: int, purpose: str) -> torch.Generator:
-    """An independent stream per purpose, so that changing one stage leaves the others alone."""
-    digest = hashlib.sha256(f"{seed}:{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def run_demo(demo: Demo, sides: Split, run: Run, *, device: str = "cpu") -> Finding:

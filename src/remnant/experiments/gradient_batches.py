@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from remnant.attacks import Gradient
 from remnant.capturing import capture
 from remnant.data import mean_image, split
-from remnant.experiments.demo import generator_for
 from remnant.experiments.gradient_studies import finite
 from remnant.models import build
 from remnant.report.lines import Panel, line_panels
 from remnant.scoring import greedy, squared_l2
+from remnant.seeds import generator_for
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Target, Weights
 
 Row = dict[str, Any]

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from remnant.capturing import capture
 from remnant.data import draw
-from remnant.experiments.demo import generator_for
 from remnant.models.activations import activation as named_activation
 from remnant.report.lines import Panel, line_panels
 from remnant.scoring import greedy, squared_l2
+from remnant.seeds import generator_for
 from remnant.solvers.tensor.deep import read_deep
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
 from remnant.solvers.tensor.two_layer import (

@@ -1,0 +1,400 @@
+"""`glm`: the adversary knows all records of a linear model's training set but one (001)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from remnant.attacks.outcome import in_box, nothing
+from remnant.errors import InputError, expected
+from remnant.models.linear_files import LinearModel, Recipe
+from remnant.solvers.glm.closed_form import (
+    Family,
+    Fit,
+    Record,
+    from_mean,
+    means,
+    objective_gradient,
+    recover,
+    rounding,
+)
+from remnant.solvers.glm.refit import refit
+from remnant.types import Candidates, Status, Target
+
+LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLM:
+    """Recover the missing record of a linear, logistic, Poisson or multinomial regression.
+
+    In closed form where the solver converged; through a released scaler where that was fitted on
+    the same records; else, where Knowledge.recipe fits the model again, through the solver.
+    """
+
+    weights: tuple[float, ...] | None = None  # the known records' sample weights, the missing last
+    trusted: float = 1e-2  # predicted relative error up to which a record counts as found
+    attempts: int = 4  # starts of the search through the solver, 0 for none
+    use_scaler: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.trusted > 0 or self.attempts < 0:
+            got = f"{self.trusted} and {self.attempts}"
+            raise InputError(expected("trusted and attempts", "above 0 and from 0 on", got))
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        case = pose(target, self.weights)
+        if isinstance(case, str):
+            return nothing(target, Status.NOT_APPLICABLE, case)
+        if case.missing != 1:
+            return not_one(target, case)
+        found = self.through_scaler(target, case) if self.use_scaler else None
+        if found is None:
+            found = closed_form(case)
+            if best_error(found) > self.trusted and target.knowledge.recipe and self.attempts:
+                found = self.through_solver(target, case, found, generator)
+        return self.conclude(target, case, found)
+
+    def through_scaler(self, target: Target, case: Case) -> list[Found] | None:
+        """The record that a scaler's mean and deviations give away, if they do."""
+        scaling, known = target.scaling, target.knowledge.known
+        assert known is not None  # `pose` saw to it
+        shape = known.inputs.shape[1:]
+        if scaling.mean.shape != shape or scaling.std.shape != shape:
+            return None
+        if known.inputs.dtype != torch.float64 or scaling.mean.dtype != torch.float64:
+            return None  # n times a rounded mean is no record
+        held = from_mean(known.inputs, scaling.mean, scaling.std)
+        if held is None:
+            return None
+        record = scaling.to_model(held[0])
+        own = means(case.fit(None), record[None])[0]
+        options = []
+        for label in case.labels():
+            gradient = case.gradient(label)
+            residual = -gradient[:, -1] / case.weight(label) if case.bias is not None else own * 0
+            aim = own - residual if label is None else case.encode(label)
+            misfit = float((own - aim - residual).norm() / residual.norm().clamp(min=1e-300))
+            options.append((misfit, label, aim))
+        options.sort(key=lambda option: option[0])
+        misfit, label, aim = options[0]
+        # A solver that stopped early tells the label badly, which is no fault of the record.
+        told = len(options) == 1 or misfit < 0.5 * options[1][0]
+        error = len(known) * known.inputs.abs().max() * 2.0**-52 / held[0].norm()
+        through = "the scaler's mean"
+        return [Found(record, label, aim if told else None, float(error), held[1], through)]
+
+    def through_solver(
+        self, target: Target, case: Case, found: list[Found], generator: torch.Generator
+    ) -> list[Found]:
+        """Search for the record with which the solver gives the released coefficients."""
+        run = cast(Recipe, target.knowledge.recipe)
+        likely = found[0].label if found else None
+        for label in sorted(case.labels(), key=lambda option: option != likely):
+            if label is None:
+                continue  # a regression target is a further unknown
+            near = torch.stack([f.input for f in found if f.label == label] or case.some(label))
+            order = torch.randperm(len(case.inputs), generator=generator)
+            same = order[case.known_labels[order] == label][: self.attempts - 1]
+            starts = torch.cat([near[:1], case.inputs[same]])
+            labels = torch.cat([case.known_labels, torch.tensor([label])])
+
+            def again(record: Tensor, labels: Tensor = labels) -> Tensor:
+                rows = torch.cat([case.inputs, record[None]])
+                return run(rows, labels, case.sample_weights)
+
+            done = refit(
+                case.fit(label), again, case.inputs, case.factors(label), starts, enough=1e-6
+            )
+            if done.error <= self.trusted:
+                aim, through = case.encode(label), "the solver"
+                return [Found(done.input, label, aim, done.error, done.disagreement, through)]
+        return found  # elsewhere the search's own error means nothing
+
+    def conclude(self, target: Target, case: Case, found: list[Found]) -> Candidates:
+        if not found:
+            reason = "no record solves the equations"
+            if case.bias is None and target.knowledge.labels is None:
+                reason = "without an intercept the record's label has to be known; give labels"
+            return nothing(target, Status.INCONCLUSIVE, reason, figures={"counted": 1})
+        inputs = target.scaling.to_data(torch.stack([f.input for f in found]))
+        fits = [f.error <= self.trusted and f.misfit <= LABEL_ROOM for f in found]
+        passed = torch.tensor(fits) & in_box(inputs, target.bounds)
+        alone = int(passed.sum()) == 1
+        status = Status.COMPLETE if alone else Status.INCONCLUSIVE
+        sure = torch.tensor([1 / (1 + f.error / self.trusted) for f in found]) * passed
+        confidence = sure / max(1, int(passed.sum()))
+        order = confidence.argsort(descending=True, stable=True)
+        chosen = [found[i] for i in order.tolist()]
+        return Candidates(
+            inputs=inputs[order],
+            confidence=confidence[order].float(),
+            labels=None if chosen[0].target is None else case.decode(chosen),
+            status=status,
+            reason=words(chosen, passed, self.trusted),
+            figures={
+                "counted": 1,
+                "found": len(found),
+                "certified": int(alone),
+                "passed": passed[order].tolist(),
+                "predicted_error": [f.error for f in chosen],
+                "misfit": [f.misfit for f in chosen],
+                "through": chosen[0].through,
+                "rounding": case.rounding,
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """One explanation: input d in the model's scale, its label, target c, and how far to trust."""
+
+    input: Tensor
+    label: int | None
+    target: Tensor | None  # None where the label could not be told
+    error: float
+    misfit: float
+    through: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """The equations: known records in the model's scale, and everything that weighs them."""
+
+    model: LinearModel
+    inputs: Tensor  # n x d
+    known_labels: Tensor  # n, or n x c
+    targets: Tensor  # n x c
+    sample_weights: Tensor | None  # n + 1, the missing record's last
+    missing_label: Tensor | None  # where the adversary knows it
+    precision: float
+    missing: int = 1
+    rounding: float = 0.0
+
+    @property
+    def bias(self) -> Tensor | None:
+        return cast(Tensor | None, self.model.dense.bias)
+
+    def labels(self) -> list[int | None]:
+        """What the missing record's label may be; None where it is a number to be solved for."""
+        if not self.model.classes:
+            return [None]
+        if self.missing_label is not None:
+            return [int(self.missing_label)]
+        return [code(self.model, index) for index in range(len(self.model.classes))]
+
+    def encode(self, label: int) -> Tensor:
+        return encoded(self.model, torch.tensor([label]))[0]
+
+    def some(self, label: int) -> list[Tensor]:
+        """One known record of this label to start from, or the mean of all."""
+        same = self.inputs[self.known_labels == label]
+        return [same.mean(0) if len(same) else self.inputs.mean(0)]
+
+    def factors(self, label: int | None) -> Tensor:
+        """What each known record counts, if the missing one has this label: n."""
+        return self._all_factors(label)[: len(self.inputs)]
+
+    def weight(self, label: int | None) -> float:
+        return float(self._all_factors(label)[-1])
+
+    def _all_factors(self, label: int | None) -> Tensor:
+        count = len(self.inputs) + max(1, self.missing)
+        each = torch.ones(count, dtype=torch.float64)
+        if self.sample_weights is not None:
+            each = self.sample_weights
+        by_class = self.model.class_weight
+        if by_class is None or label is None:
+            return each
+        codes = torch.tensor([code(self.model, i) for i in range(len(self.model.classes))])
+        labels = torch.cat([self.known_labels, torch.full((self.missing,), label)])
+        index = (labels[:, None] == codes).long().argmax(1)
+        if by_class == "balanced":
+            held = torch.bincount(index, weights=each, minlength=len(codes))
+            table = each.sum() / (len(codes) * held)
+        else:
+            table = torch.tensor(by_class, dtype=torch.float64)
+        return each * table[index]
+
+    def fit(self, label: int | None) -> Fit:
+        model = self.model
+        total = float(self._all_factors(label).sum()) if model.penalty_per == "record" else 1.0
+        penalty = model.penalty * total
+        return Fit(
+            family=cast(Family, model.family),
+            weight=model.dense.weight.detach(),
+            bias=self.bias,
+            penalty=penalty,
+            bias_penalty=penalty if model.penalise_intercept else 0.0,
+            reference=model.reference,
+        )
+
+    def gradient(self, label: int | None) -> Tensor:
+        return objective_gradient(self.fit(label), self.inputs, self.targets, self.factors(label))
+
+    def stated(self, label: int | None) -> float | None:
+        """The entry of the gradient at which the solver says that it stops."""
+        if self.model.tolerance is None:
+            return None
+        return self.model.tolerance * float(self._all_factors(label).sum())
+
+    def decode(self, found: list[Found]) -> Tensor:
+        """Labels in the known records' own coding."""
+        if self.model.classes:
+            return torch.tensor([cast(int, f.label) for f in found])
+        values = torch.stack([f.target for f in found if f.target is not None])
+        if not self.known_labels.is_floating_point():
+            return values[:, 0].round().long()
+        return values if self.known_labels.ndim == 2 else values[:, 0]
+
+
+def code(model: LinearModel, index: int) -> int:
+    """A class as labels give it: itself where it is a whole number, else its position."""
+    value = model.classes[index]
+    return value if all(isinstance(c, int) for c in model.classes) else index  # type: ignore[return-value]
+
+
+def encoded(model: LinearModel, labels: Tensor) -> Tensor:
+    """n x c: what the outputs' means are compared with."""
+    outputs = len(model.dense.weight)
+    if not model.classes:
+        return labels.double().reshape(len(labels), outputs)
+    codes = torch.tensor([code(model, i) for i in range(len(model.classes))])
+    table = (labels[:, None] == codes).double()
+    return table[:, len(codes) - outputs :]  # without the first class where it is the reference
+
+
+def pose(target: Target, weights: tuple[float, ...] | None) -> Case | str:
+    """The equations, or the assumption that is not met."""
+    model, known = target.model, target.knowledge.known
+    if not isinstance(model, LinearModel):
+        return f"the model has to be a LinearModel, it is a {type(model).__name__}"
+    if known is None or not len(known):
+        return "the other training records are unknown; give --known"
+    if known.shape != target.input_shape:
+        raise InputError(expected("known records", f"n x {target.input_shape}", known.shape))
+    check_labels(model, known.labels)
+    count = max(target.knowledge.records or 0, len(known) + 1)
+    if weights is not None and (len(weights) != count or min(weights) < 0):
+        wanted = f"{count} numbers from 0 on, the missing record's last"
+        raise InputError(expected("weights", wanted, len(weights)))
+    labels, given = known.labels, target.knowledge.labels
+    case = Case(
+        model=model,
+        inputs=target.scaling.to_model(known.inputs.double()).flatten(1),
+        known_labels=labels,
+        targets=encoded(model, labels),
+        sample_weights=None if weights is None else torch.tensor(weights, dtype=torch.float64),
+        missing_label=None if given is None else given.reshape(-1, *labels.shape[1:])[0],
+        precision=2.0**-24 if known.inputs.dtype == torch.float32 else 2.0**-53,
+        missing=(target.knowledge.records or len(known) + 1) - len(known),
+    )
+    if case.missing != 1:
+        return case
+    label = case.labels()[0]
+    size = rounding(
+        case.fit(label),
+        case.inputs,
+        case.targets,
+        case.factors(label),
+        data_precision=case.precision,
+        coefficient_precision=model.precision,
+    )
+    return replace(case, rounding=size)
+
+
+def check_labels(model: LinearModel, labels: Tensor) -> None:
+    outputs = len(model.dense.weight)
+    if model.classes:
+        codes = {code(model, i) for i in range(len(model.classes))}
+        strange = sorted(set(labels.long().tolist()) - codes)
+        if strange or labels.is_floating_point():
+            wanted = f"integers among {sorted(codes)}"
+            raise InputError(expected("known labels", wanted, strange or labels.dtype))
+    elif labels.numel() != len(labels) * outputs:
+        got = f"shape {tuple(labels.shape)}"
+        raise InputError(expected("known labels", f"n x {outputs} numbers", got))
+
+
+def closed_form(case: Case) -> list[Found]:
+    """Every record that solves the equations, with its predicted error; the likeliest first."""
+    found = []
+    for label in case.labels():
+        aim = None if label is None else case.encode(label)
+        if label is None and case.missing_label is not None and case.bias is None:
+            aim = case.missing_label.double().reshape(-1)
+        for record in recover(
+            case.fit(label), case.gradient(label), weight=case.weight(label), target=aim
+        ):
+            found.append(judged(case, label, record))
+    if case.bias is None:
+        return sorted((f for f in found if f.misfit <= LABEL_ROOM), key=lambda f: odd(case, f))
+    return sorted(found, key=lambda f: f.misfit)[:1]  # one equation too many tells the label
+
+
+def judged(case: Case, label: int | None, record: Record) -> Found:
+    """The predicted error: by what the solver states, and by what the record itself shows."""
+    misfit, shown = record.misfit, record.leftover
+    counts = case.model.family == "poisson" and bool((case.targets == case.targets.round()).all())
+    if counts and label is None and case.bias is not None:
+        whole = record.target.round().clamp(min=0)
+        fit, gradient = case.fit(label), case.gradient(label)
+        again = recover(fit, gradient, weight=case.weight(label), target=whole)[0]
+        misfit, shown = again.misfit, again.leftover
+        record = replace(record, target=whole)
+    stated = case.stated(label)
+    if stated is None and shown is None:
+        error = float("inf")  # nothing says how far the solver went
+    else:
+        error = record.amplification * max(stated or 0.0, shown or 0.0, case.rounding)
+    return Found(record.input, label, record.target, error, misfit, "the closed form")
+
+
+def odd(case: Case, found: Found) -> float:
+    """How far a record lies from the known ones, in their standard deviations."""
+    spread = case.inputs.std(0, correction=0).clamp(min=1e-12)
+    return float(((found.input - case.inputs.mean(0)) / spread).square().mean())
+
+
+def best_error(found: list[Found]) -> float:
+    fitting = [f.error for f in found if f.misfit <= LABEL_ROOM]
+    return min(fitting, default=float("inf"))
+
+
+def not_one(target: Target, case: Case) -> Candidates:
+    missing = case.missing
+    if missing < 1:
+        reason = f"{len(case.inputs)} records are known and {missing + len(case.inputs)} in all"
+        return nothing(target, Status.NOT_APPLICABLE, f"{reason}: none is missing")
+    figures: dict[str, Any] = {
+        "counted": missing,
+        "gradient": (-case.gradient(case.labels()[0])).tolist(),
+    }
+    reason = (
+        f"{missing} records are missing: only the sum of their residuals times their inputs is "
+        "determined (figures: gradient), not the records"
+    )
+    return nothing(target, Status.INCONCLUSIVE, reason, figures=figures)
+
+
+def words(found: list[Found], passed: Tensor, trusted: float) -> str:
+    best, certified = found[0], int(passed.sum())
+    if certified == 1:
+        how = f"predicted relative error {best.error:.1e}"
+        return f"the missing record is found and certified through {best.through}: {how}"
+    if certified > 1:
+        return f"{certified} records explain the coefficients alike, one of them was trained on"
+    if best.misfit > LABEL_ROOM:
+        return (
+            f"the residual contradicts every label (by {best.misfit:.0%}): not these records, "
+            "another penalty, or a solver that stopped early"
+        )
+    if best.error == float("inf"):
+        return "nothing says how far the solver converged; give its tolerance, 0 for a direct one"
+    return (
+        f"predicted relative error {best.error:.1e} is above {trusted:g}: the record's residual is "
+        "small against what the solver left over"
+    )

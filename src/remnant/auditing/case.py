@@ -1,0 +1,106 @@
+"""What an audit is about: the released target, its records, and data that was never trained on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from remnant.capturing import capture
+from remnant.data import draw
+from remnant.errors import InputError, expected
+from remnant.models import load_weights
+from remnant.training import DecayTime, GradientDescent, Recipe, loss_named, train
+from remnant.types import Examples, Knowledge, Target
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """`truth`: the records trained on. `holdout`, `public`: never trained on, disjoint.
+
+    `recipe` is how the model was trained, where that is known. `loss` is its loss by name.
+    """
+
+    target: Target
+    truth: Examples
+    holdout: Examples
+    public: Examples
+    loss: str
+    recipe: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        loss_named(self.loss)
+        for name in ("truth", "holdout", "public"):
+            examples: Examples = getattr(self, name)
+            if math.prod(examples.shape) != math.prod(self.target.input_shape):
+                wanted = f"records of shape {self.target.input_shape}"
+                raise InputError(expected(f"audit: {name}", wanted, examples.shape))
+            if not len(examples):
+                raise InputError(expected(f"audit: {name}", "records", "none"))
+        seen = {row.tobytes() for row in self.truth.inputs.flatten(1).numpy()}
+        for name in ("holdout", "public"):
+            rows = getattr(self, name).inputs.flatten(1).numpy()
+            shared = sum(row.tobytes() in seen for row in rows)
+            if shared:
+                do = "leave them out: a null must not have been trained on"
+                got = f"{shared} of the training set's"
+                raise InputError(expected(f"audit: {name}", "other records", got, do))
+
+    @property
+    def strangers(self) -> Examples:
+        """As many records as were trained on, or all that there are, none of them trained on."""
+        both = self.holdout if len(self.holdout) >= len(self.public) else self.public
+        n = min(len(self.truth), len(both))
+        balanced = both.classes > 0
+        return draw(both, n, generator=torch.Generator().manual_seed(0), balanced=balanced)
+
+
+def fresh_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A copy with new weights: uniform in +-1/sqrt(fan in), PyTorch's own law; norms as made."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            for parameter in module.parameters(recurse=False):
+                draws = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                with torch.no_grad():
+                    parameter.copy_((2 * draws - 1) * bound)
+    return twin
+
+
+def twin_of_checkpoints(case: Case, generator: torch.Generator) -> tuple[Target, Examples]:
+    """Trained by us from the same initial weights on other records, so that it must leak."""
+    others = case.strangers
+    model = copy.deepcopy(case.target.model)
+    assert case.target.knowledge.initial is not None
+    load_weights(model, dict(case.target.knowledge.initial))
+    recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=case.loss, stop_loss=0.02)
+    trained = train(model, others, recipe, scaling=case.target.scaling, generator=generator)
+    knowledge = Knowledge(initial=trained.initial)
+    return replace(case.target, model=trained.model, knowledge=knowledge), others
+
+
+def twin_of_gradient(case: Case, generator: torch.Generator) -> tuple[Target, Examples]:
+    """The gradient of as many other records at the same weights."""
+    others = case.strangers
+    inputs = case.target.scaling.to_model(others.inputs.reshape(-1, *case.target.input_shape))
+    gradient = capture(case.target.model, case.loss, (inputs, others.labels))
+    known = replace(case.target.knowledge, gradient=gradient, labels=None, records=len(others))
+    return replace(case.target, knowledge=known), others
+
+
+def twin_of_weights(case: Case, generator: torch.Generator) -> tuple[Target, Examples]:
+    """Trained by us from fresh weights to stationarity with weight decay, the way that leaks."""
+    others = case.strangers
+    model = fresh_model(case.target.model, generator)
+    recipe = DecayTime(loss=case.loss, lr=0.5 if case.loss in ("ce", "bce") else 0.2)
+    trained = train(model, others, recipe, scaling=case.target.scaling, generator=generator)
+    known = Knowledge(records=len(others), loss=case.loss, labels=_class_labels(others.labels))
+    return replace(case.target, model=trained.model, knowledge=known), others
+
+
+def _class_labels(labels: Tensor) -> Tensor | None:
+    return None if labels.is_floating_point() else labels

@@ -1,0 +1,78 @@
+"""Before an audit: which attacks apply, why not, what they cost, what would make it stronger."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from remnant.auditing.adversaries import ADVERSARIES
+from remnant.auditing.case import Case
+from remnant.errors import InputError, expected
+
+ROOM = 0.9  # of the memory that is free
+
+
+def preflight(case: Case, *, attacks: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """One row per adversary: attack, applies, why, seconds, megabytes, stronger (JSON values)."""
+    speed = billions_a_second()
+    rows = []
+    for name in chosen(attacks):
+        adversary = ADVERSARIES[name]
+        why_not, cost = adversary.why_not(case), adversary.cost(case)
+        fits = cost.memory < ROOM * free_memory()
+        if why_not is None and not fits:
+            why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
+        rows.append(
+            {
+                "attack": name,
+                "title": adversary.title,
+                "applies": why_not is None,
+                "why": why_not or "applies",
+                # Two: the control takes as long as the attack.
+                "seconds": None if why_not else _rounded(2 * cost.work / speed),
+                "megabytes": None if why_not else _rounded(cost.memory / 1e6),
+                "stronger": adversary.stronger(case),
+            }
+        )
+    return rows
+
+
+def chosen(attacks: Sequence[str] | None) -> list[str]:
+    """The attacks asked for, or all; a name that is not in the table is refused."""
+    for name in attacks or ():
+        if name not in ADVERSARIES:
+            raise InputError(expected("attacks", f"some of {', '.join(ADVERSARIES)}", repr(name)))
+    return list(dict.fromkeys(attacks)) if attacks else list(ADVERSARIES)
+
+
+def billions_a_second() -> float:
+    """Billions of multiply-adds that this machine does in a second, by a probe of some 50 ms."""
+    a = torch.rand(512, 512)
+    a @ a
+    begun, done = time.perf_counter(), 0
+    while done < 4 or time.perf_counter() - begun < 0.05:
+        a @ a
+        done += 1
+    return done * 512**3 * 1e-9 / (time.perf_counter() - begun)
+
+
+def free_memory() -> float:
+    """Bytes that are free, as far as the system tells."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**20
+    return float(pages) * 4096
+
+
+def _rounded(value: float) -> float:
+    """Two digits: it is an estimate."""
+    return float(f"{value:.2g}")

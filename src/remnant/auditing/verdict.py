@@ -1,0 +1,99 @@
+"""From scores to a verdict that can be defended.
+
+A record counts as recovered if its reconstruction is correlated above the threshold and closer to
+it than what every null has for that record: held-out records, the nearest public one, noise in the
+span (blends of records hold the truth itself, so they are no null here). A model is exposed if more
+records are recovered than the held-out null explains (the 95% interval of the excess lies above
+0), or if any reconstruction is so near that no stranger could be (NEAR of the nearest null's
+squared distance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remnant.bundle import Attacked, Control, Verdict
+from remnant.scoring.score import excess
+from remnant.types import Finding, Status
+
+NEAR = 0.01
+
+
+def exposed_records(finding: Finding) -> list[Mapping[str, Any]]:
+    """The rows of `per_record` above the threshold and nearer than every null, worst first."""
+    return [row for row, nearest in _with_nearest_null(finding) if _recovered(row, nearest)]
+
+
+def _with_nearest_null(finding: Finding) -> list[tuple[Mapping[str, Any], float | None]]:
+    columns = [null["squared_l2"] for name, null in finding.nulls.items() if name != "blends"]
+    rows = []
+    for i, row in enumerate(finding.per_record):
+        known = [column[i] for column in columns if column[i] is not None]
+        rows.append((row, min(known) if known else None))
+    return rows
+
+
+def _recovered(row: Mapping[str, Any], nearest: float | None) -> bool:
+    return bool(row["recovered"]) and (nearest is None or row["squared_l2"] < nearest)
+
+
+def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
+    """What this attack says about the model, and why."""
+    found = len(exposed_records(finding))
+    n = finding.records or 0
+    certain = sum(
+        nearest is not None and _recovered(row, nearest) and row["squared_l2"] < NEAR * nearest
+        for row, nearest in _with_nearest_null(finding)
+    )
+    by_null = finding.nulls.get("held_out", {}).get("recovered", 0)
+    beyond = excess(found, by_null, n)
+    if certain or beyond["low"] > 0:
+        words = f"{found} of {n} records recovered"
+        return Verdict.EXPOSED, f"{words}; held-out records reach {by_null} of {n}"
+    if finding.status == Status.NOT_APPLICABLE:
+        return Verdict.NOT_APPLICABLE, finding.reason
+    if control is None or not control.leaks:
+        why = "no control was run" if control is None else "the attack failed on its control too"
+        return Verdict.INCONCLUSIVE, f"{why}: {finding.reason}"
+    # An attack with a certificate that certifies nothing has not seen what the model holds.
+    blind = "certified" in finding.figures and finding.status == Status.INCONCLUSIVE
+    if blind or not finding.summary.get("candidates"):
+        return Verdict.INCONCLUSIVE, finding.reason
+    words = f"{found} of {n} records recovered, {by_null} by the held-out null"
+    twin = f"the same attack gets {control.recovered} of {control.records} out of a twin that leaks"
+    return Verdict.NOT_EXPOSED, f"{words}; {twin}"
+
+
+def overall(attacks: Sequence[Attacked]) -> tuple[Verdict, str]:
+    """Exposed if any adversary gets records; not exposed only if every one that applies fails."""
+    ran = [row for row in attacks if row.verdict != Verdict.NOT_APPLICABLE]
+    exposed = [row for row in ran if row.verdict == Verdict.EXPOSED]
+    if exposed:
+        ids = {row["id"] for a in exposed if a.finding for row in exposed_records(a.finding)}
+        n = max(a.finding.records or 0 for a in exposed if a.finding)
+        who = " and ".join(a.title.lower() for a in exposed)
+        return Verdict.EXPOSED, f"{len(ids)} of {n} training records come back, from {who}."
+    if not ran:
+        return Verdict.INCONCLUSIVE, "No attack applies to this model, so nothing is known."
+    unsure = [row for row in ran if row.verdict == Verdict.INCONCLUSIVE]
+    if unsure:
+        which = ", ".join(row.title.lower() for row in unsure)
+        return Verdict.INCONCLUSIVE, f"No record came back, but this proves nothing for: {which}."
+    tried = ", ".join(row.title.lower() for row in ran)
+    words = "No record comes back, by attacks that do recover records from a twin of this model"
+    return Verdict.NOT_EXPOSED, f"{words}: {tried}."
+
+
+def exposure_list(attacks: Sequence[Attacked]) -> list[dict[str, Any]]:
+    """Each exposed record once, under the attack that comes nearest to it; worst first."""
+    best: dict[str, dict[str, Any]] = {}
+    for attacked in attacks:
+        if attacked.finding is None or attacked.verdict != Verdict.EXPOSED:
+            continue
+        for row in exposed_records(attacked.finding):
+            held = best.get(row["id"])
+            if held is None or row["squared_l2"] < held["squared_l2"]:
+                keep = ("id", "label", "correlation", "squared_l2", "confidence")
+                best[row["id"]] = {"attack": attacked.attack} | {key: row[key] for key in keep}
+    return sorted(best.values(), key=lambda row: (-round(row["correlation"], 6), row["squared_l2"]))

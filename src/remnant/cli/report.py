@@ -1,0 +1,55 @@
+"""`remnant report DIR`: an audit's page, drawn again from its bundle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from remnant.cli.common import DONE, add_verb
+from remnant.errors import InputError, StoreError, expected
+
+
+def add(verbs: Any) -> None:
+    parser = add_verb(
+        verbs,
+        "report",
+        "draw the page of an audit again, from its directory alone",
+        "remnant report found --redact --out to-share",
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="what remnant audit wrote")
+    parser.add_argument(
+        "--no-images", action="store_true", help="leave reconstructions and originals out"
+    )
+    parser.add_argument(
+        "--redact", action="store_true", help="blur the originals in the file; leave a table's out"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from remnant.report.page import read_bundle, redact, write_page
+
+    audit, pictures = read_bundle(arguments.directory, images=not arguments.no_images)
+    if arguments.redact:
+        audit, pictures = redact(audit, pictures)
+    place = arguments.out or arguments.directory
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        got = (error.strerror or str(error)).lower()
+        raise StoreError(
+            expected(f"{place}", "a directory to write to", got, "choose another --out")
+        ) from None
+    try:
+        written = write_page(place, audit, pictures)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # edited by hand
+        raise InputError(
+            expected(f"{arguments.directory}", f"values of {audit.schema}", f"others ({error})")
+        ) from error
+    if arguments.json:
+        print(json.dumps({"page": str(written), "verdict": audit.verdict}))
+    elif not arguments.quiet:
+        print(f"{audit.verdict}: {audit.sentence}\n{written}")
+    return DONE

@@ -1,0 +1,267 @@
+"""Linear models as targets: coefficients with their objective, from files and from estimators.
+
+A file is JSON, or an npz archive of the same names; nothing in it is ever run:
+
+    family              linear, logistic, poisson or multinomial
+    coef                d numbers, or c x d
+    intercept           a number or c of them; left out where the model has none
+    penalty             lambda of penalty / 2 |coef|^2 beside the sum of losses (default 0)
+    penalty_per         "total", or "record" where it is multiplied by the number of records
+    penalise_intercept  whether the intercept is penalised alike (default false)
+    tolerance           largest entry of the mean loss's gradient at which the solver stopped;
+                        0 for a direct solver; left out where it is not known
+    classes, class_weight, features, scaling {"mean": ..., "scale": ...}
+    solver              {"estimator": name, "parameters": {...}}: how to fit it again
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, WeightsError, expected
+from remnant.types import Examples, Knowledge, Scaling, Target
+
+FAMILIES = ("linear", "logistic", "poisson", "multinomial")
+FORMAT = "remnant.linear/1"
+LIMIT = 256 * 1024 * 1024  # bytes of a file
+KEYS = {
+    "format", "family", "coef", "intercept", "penalty", "penalty_per", "penalise_intercept",
+    "tolerance", "classes", "class_weight", "features", "scaling", "solver",
+}  # fmt: skip
+ClassWeight = Literal["balanced"] | tuple[float, ...] | None
+Recipe = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Fits again: inputs n x d, labels n, weights n or None -> coefficients c x d, bias last if any."""
+
+
+class LinearModel(nn.Module):
+    """A dense layer c x d in float64, with what its coefficients are the optimum of."""
+
+    def __init__(
+        self,
+        family: str,
+        coef: Tensor,
+        intercept: Tensor | None = None,
+        *,
+        penalty: float = 0.0,
+        penalty_per: str = "total",
+        penalise_intercept: bool = False,
+        tolerance: float | None = None,
+        classes: tuple[int | str, ...] = (),
+        class_weight: ClassWeight = None,
+        features: tuple[str, ...] = (),
+        scaling: Scaling | None = None,
+        solver: Mapping[str, Any] | None = None,
+        precision: float = 2.0**-53,
+    ) -> None:
+        super().__init__()
+        outputs, inputs = coef.shape
+        if intercept is not None and len(intercept) != outputs:
+            raise InputError(expected("intercept", f"{outputs} numbers", len(intercept)))
+        self.dense = nn.Linear(inputs, outputs, bias=intercept is not None, dtype=torch.float64)
+        with torch.no_grad():
+            self.dense.weight.copy_(coef)
+            if intercept is not None:
+                self.dense.bias.copy_(intercept)
+        self.requires_grad_(False)
+        self.family, self.penalty, self.penalty_per = family, penalty, penalty_per
+        self.penalise_intercept, self.tolerance = penalise_intercept, tolerance
+        self.classes, self.class_weight, self.features = classes, class_weight, features
+        self.scaling, self.solver, self.precision = scaling or Scaling(), solver, precision
+        self.check()
+
+    @property
+    def reference(self) -> bool:
+        """Whether the first class has no coefficients of its own (statsmodels)."""
+        return self.family == "multinomial" and len(self.classes) == len(self.dense.weight) + 1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The linear outputs n x c, before any link."""
+        outputs: Tensor = self.dense(inputs.flatten(1).double())
+        return outputs
+
+    def check(self) -> None:
+        outputs, inputs = self.dense.weight.shape
+        if self.family not in FAMILIES:
+            raise InputError(expected("family", " or ".join(FAMILIES), repr(self.family)))
+        if self.penalty_per not in ("total", "record"):
+            raise InputError(expected("penalty_per", "total or record", repr(self.penalty_per)))
+        for name, value in (("penalty", self.penalty), ("tolerance", self.tolerance or 0.0)):
+            if not 0 <= value < float("inf"):
+                raise InputError(expected(name, "a number from 0 on", value))
+        if not all(bool(torch.isfinite(part).all()) for part in self.parameters()):
+            raise InputError(expected("coefficients", "finite numbers", "NaN or infinity"))
+        sensible = {
+            "linear": (0,),
+            "poisson": (0,),
+            "logistic": (2,) if outputs == 1 else (outputs,),
+            "multinomial": (outputs, outputs + 1),
+        }[self.family]
+        if len(self.classes) not in sensible:
+            wanted = " or ".join(map(str, sensible))
+            what = f"classes of a {self.family} model with {outputs} rows of coefficients"
+            raise InputError(expected(what, wanted, len(self.classes)))
+        if self.features and len(self.features) != inputs:
+            raise InputError(expected("features", f"{inputs} names", len(self.features)))
+        if isinstance(self.class_weight, tuple) and len(self.class_weight) != len(self.classes):
+            got = len(self.class_weight)
+            raise InputError(expected("class_weight", f"{len(self.classes)} numbers", got))
+
+
+def linear_target(
+    model: LinearModel,
+    known: Examples,
+    *,
+    records: int | None = None,
+    labels: Tensor | None = None,
+    recipe: Recipe | None = None,
+) -> Target:
+    """The adversary who knows all training records but one (`records` - n), in the data's scale.
+
+    labels: of the missing record, where it is known. recipe: fits the model again, see `recipe`.
+    """
+    features = model.dense.in_features
+    if known.shape != (features,):
+        raise InputError(expected("known records", f"n x {features}", f"n x {known.shape}"))
+    return Target(
+        model=model,
+        input_shape=(features,),
+        bounds=None,
+        scaling=model.scaling,
+        knowledge=Knowledge(known=known, records=records, labels=labels, recipe=recipe),
+    )
+
+
+def read_linear(path: str | os.PathLike[str]) -> LinearModel:
+    """The model in a JSON or npz file; the top of this file says what it may hold."""
+    source = Path(path)
+    readers = {".json": _read_json, ".npz": _read_npz}
+    if source.suffix.lower() not in readers:
+        do = "write one with save_linear; pickles are never read"
+        raise WeightsError(
+            expected(f"{source}", "a .json or .npz file", source.suffix or "none", do)
+        )
+    if not source.is_file():
+        raise WeightsError(expected(f"{source}", "a file of coefficients", "no such file"))
+    if source.stat().st_size > LIMIT:
+        raise WeightsError(expected(f"{source}", f"at most {LIMIT} bytes", source.stat().st_size))
+    held = readers[source.suffix.lower()](source)
+    try:
+        return model_of(held)
+    except InputError as error:
+        raise WeightsError(f"{source}: {error}") from None
+
+
+def _read_json(source: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(source.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        got = f"another ({str(error).splitlines()[0]})"
+        raise WeightsError(expected(f"{source}", "a JSON file", got)) from None
+    if not isinstance(held, dict):
+        raise WeightsError(expected(f"{source}", "a JSON object", type(held).__name__))
+    return held
+
+
+def _read_npz(source: Path) -> dict[str, Any]:
+    try:
+        with np.load(source, allow_pickle=False) as archive:
+            held = {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        do = "save plain numbers and text with np.savez"
+        got = f"another ({str(error).splitlines()[0][:80]})"
+        raise WeightsError(expected(f"{source}", "an npz archive", got, do)) from None
+    plain: dict[str, Any] = {name: value.tolist() for name, value in held.items()}
+    if getattr(held.get("coef"), "dtype", None) == np.float32:
+        plain["precision"] = 2.0**-24
+    if {"mean", "scale"} & plain.keys():  # archives do not nest
+        plain["scaling"] = {k: plain.pop(k) for k in ("mean", "scale") if k in plain}
+    if isinstance(plain.get("solver"), str):
+        plain["solver"] = json.loads(plain["solver"])
+    return plain
+
+
+def model_of(held: Mapping[str, Any]) -> LinearModel:
+    """A model from plain values, all checked."""
+    if held.get("format", FORMAT) != FORMAT:
+        raise InputError(expected("format", FORMAT, repr(held["format"])))
+    unknown = sorted(held.keys() - KEYS - {"precision"})
+    if unknown:
+        raise InputError(expected("names", ", ".join(sorted(KEYS)), ", ".join(unknown)))
+    missing = [name for name in ("family", "coef") if name not in held]
+    if missing:
+        raise InputError(expected("names", "family and coef", f"no {' and no '.join(missing)}"))
+    coef = _numbers("coef", held["coef"])
+    coef = coef[None] if coef.ndim == 1 else coef
+    if coef.ndim != 2 or not coef.numel():
+        raise InputError(expected("coef", "d numbers or c x d", f"shape {tuple(coef.shape)}"))
+    intercept = None
+    if held.get("intercept") is not None:
+        intercept = _numbers("intercept", held["intercept"]).reshape(-1)
+    solver = held.get("solver")
+    if solver is not None and not isinstance(solver, Mapping):
+        raise InputError(expected("solver", "an object", type(solver).__name__))
+    weight = held.get("class_weight")
+    if weight not in (None, "balanced"):
+        weight = tuple(_numbers("class_weight", weight).tolist())
+    tolerance = held.get("tolerance")
+    return LinearModel(
+        str(held["family"]),
+        coef,
+        intercept,
+        penalty=float(_numbers("penalty", held.get("penalty", 0.0))),
+        penalty_per=str(held.get("penalty_per", "total")),
+        penalise_intercept=_switch("penalise_intercept", held.get("penalise_intercept", False)),
+        tolerance=None if tolerance is None else float(_numbers("tolerance", tolerance)),
+        classes=_names("classes", held.get("classes", ())),
+        class_weight=weight,
+        features=tuple(map(str, _names("features", held.get("features", ())))),
+        scaling=_scaling(held.get("scaling"), coef.shape[1]),
+        solver=solver,
+        precision=held.get("precision", 2.0**-53),
+    )
+
+
+def _numbers(what: str, value: object) -> Tensor:
+    try:
+        found = torch.tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.full((), torch.nan)
+    if not bool(torch.isfinite(found).all()):
+        raise InputError(expected(what, "finite numbers in even rows", str(value)[:60]))
+    return found
+
+
+def _switch(what: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(expected(what, "true or false", repr(value)))
+    return value
+
+
+def _names(what: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, int | str) for v in value):
+        raise InputError(expected(what, "a list of names or whole numbers", str(value)[:60]))
+    if len(set(value)) != len(value):
+        raise InputError(expected(what, "different ones", str(value)[:60]))
+    return tuple(value)
+
+
+def _scaling(value: object, features: int) -> Scaling:
+    if value is None:
+        return Scaling()
+    if not isinstance(value, Mapping) or set(value) != {"mean", "scale"}:
+        raise InputError(expected("scaling", "mean and scale", str(value)[:60]))
+    mean, std = (_numbers(f"scaling: {k}", value[k]) for k in ("mean", "scale"))
+    for what, part in (("mean", mean), ("scale", std)):
+        if part.shape not in ((), (features,)):
+            got = f"shape {tuple(part.shape)}"
+            raise InputError(expected(f"scaling: {what}", f"1 or {features} numbers", got))
+    return Scaling(mean=mean, std=std)

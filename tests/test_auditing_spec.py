@@ -1,0 +1,134 @@
+"""audit.yaml: what is accepted, and one line with every fault for what is not."""
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remnant.auditing.spec import LARGEST, AuditSpec, check_spec, read_spec
+from remnant.errors import InputError
+
+WHOLE = {"weights": "w.pt", "data": "mnist"}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "audit.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_paths_are_relative_to_the_spec(tmp_path):
+    (tmp_path / "train.npz").write_bytes(b"")
+    (tmp_path / "net.py").write_text("")
+    text = "weights: w.pt\ninitial: /else/i.pt\ndata: train.npz\nholdout: mnist\nmodel: net.py:make"
+    spec = read_spec(write(tmp_path, text))
+    assert spec.weights == tmp_path / "w.pt"
+    assert str(spec.initial) == "/else/i.pt"
+    assert spec.data == str(tmp_path / "train.npz")
+    assert spec.holdout == "mnist"
+    assert spec.model == f"{tmp_path / 'net.py'}:make"
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), (30, 30)]
+)
+def test_a_budget_is_a_time(value, wanted):
+    assert check_spec(WHOLE | {"budget": value}, "spec").budget == wanted
+
+
+def test_scaling_takes_numbers_lists_and_names():
+    spec = check_spec(WHOLE | {"mean": [0.1, 0.2], "std": 0.5, "bounds": [0, 1]}, "spec")
+    assert (spec.mean, spec.std, spec.bounds) == ("0.1,0.2", "0.5", "0,1")
+
+
+def test_every_fault_is_said_at_once():
+    with pytest.raises(InputError) as caught:
+        check_spec({"data": 3, "seed": -1, "attacks": ["ntx"], "wieghts": "w"}, "a.yaml")
+    said = str(caught.value)
+    assert said.startswith("a.yaml: ")
+    for part in ("weights: expected a value", "data: expected", "seed: expected", "attacks.0"):
+        assert part in said
+    assert "wieghts: expected one of weights, data" in said
+    assert "\n" not in said
+
+
+FAULTS = {
+    "empty": "",
+    "a list": "- weights: w",
+    "a word": "weights",
+    "not yaml": "weights: [",
+    "a tab": "weights:\tw\n\tdata: x",
+    "python object": "weights: !!python/object/apply:os.system ['true']\ndata: x",
+    "alias": "a: &a [x]\nweights: *a\ndata: mnist",
+    "latin-1": b"weights: \xe9t\xe9\ndata: x",
+    "utf-16": "weights: w\ndata: x".encode("utf-16"),
+    "zeros": b"\0" * 100,
+    "number key": "1: 2\nweights: w\ndata: x",
+    "list as key": "? [a]\n: b\nweights: w\ndata: x",
+    "deep": "weights: " + "[" * 5000,
+    "two documents": "weights: w\n---\ndata: x",
+    "date": "weights: 2020-01-01\ndata: x",
+    "nan threshold": "weights: w\ndata: x\nthreshold: .nan",
+    "threshold 1": "weights: w\ndata: x\nthreshold: 1",
+    "seed text": "weights: w\ndata: x\nseed: one",
+    "seed huge": "weights: w\ndata: x\nseed: 99999999999999999999",
+    "budget words": "weights: w\ndata: x\nbudget: soon",
+    "budget 0": "weights: w\ndata: x\nbudget: 0",
+    "budget inf": "weights: w\ndata: x\nbudget: .inf",
+    "records 0": "weights: w\ndata: x\nrecords: 0",
+    "data null": "weights: w\ndata: null",
+    "data empty": "weights: w\ndata: ''",
+    "settings list": "weights: w\ndata: x\nsettings: [1]",
+    "settings of none": "weights: w\ndata: x\nsettings: {foo: {}}",
+    "images maybe": "weights: w\ndata: x\nimages: perhaps",
+    "mean true": "weights: w\ndata: x\nmean: true",
+    "mean mixed": "weights: w\ndata: x\nmean: [1, a]",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_malformed_spec_is_one_clear_line(tmp_path, name):
+    with pytest.raises(InputError) as caught:
+        read_spec(write(tmp_path, FAULTS[name]))
+    assert "expected" in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_huge_file_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(InputError, match="at most"):
+        read_spec(write(tmp_path, b"#" * (LARGEST + 1)))
+    with pytest.raises(InputError, match="a file"):
+        read_spec(tmp_path)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*AuditSpec.model_fields, "other"]), plain, max_size=6))
+def test_any_values_give_a_spec_or_one_line(values):
+    said = ""
+    try:
+        check_spec(values, "spec")
+    except InputError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_spec_or_one_line(tmp_path_factory, raw):
+    path = tmp_path_factory.mktemp("spec") / "audit.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(InputError):
+        read_spec(path)
+
+
+def test_a_spec_survives_its_own_json():
+    spec = check_spec(WHOLE | {"attacks": ["ntk"], "settings": {"ntk": {"starts": 8}}}, "spec")
+    again = check_spec(yaml.safe_load(yaml.safe_dump(spec.model_dump(mode="json"))), "spec")
+    assert again == spec
