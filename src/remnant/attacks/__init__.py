@@ -6,11 +6,12 @@ from typing import Protocol
 
 import torch
 
+from remnant.attacks.glm import GLM
 from remnant.attacks.gradient import Gradient
 from remnant.attacks.ntk import NTK
 from remnant.types import Candidates, Target
 
-__all__ = ["ATTACKS", "NTK", "Attack", "Gradient"]
+__all__ = ["ATTACKS", "GLM", "NTK", "Attack", "Gradient"]
 
 
 class Attack(Protocol):
@@ -20,6 +21,7 @@ class Attack(Protocol):
 
 
 ATTACKS: dict[str, type[Attack]] = {
+    "glm": GLM,  # a linear model and all records but one (001)
     "gradient": Gradient,  # one gradient of a batch (002)
     "ntk": NTK,  # final and initial weights (000)
 }

@@ -6,33 +6,48 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
-from remnant.cli.target import add_held, read_target
+from remnant.cli.target import add_held, read_linear_target, read_target
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
     from remnant.store import Run
-    from remnant.types import Candidates
+    from remnant.types import Candidates, Target
+
+SPEC = ("model", "records", "loss", "label", "refit")  # flags that decide the result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """A verb below `reconstruct`: its flags, and what reads the target that they describe."""
+
+    summary: str
+    example: str
+    flags: Callable[[argparse.ArgumentParser], None]
+    read: Callable[[argparse.Namespace], tuple[Target, dict[str, str]]] = read_target
 
 
 def add(verbs: Any) -> None:
     group = verbs.add_parser("reconstruct", help="run one attack on a model, no truth needed")
     attacks = group.add_subparsers(dest="attack", metavar="ATTACK", required=True)
-    for name, (summary, example, flags) in ADVERSARIES.items():
-        text = f"remnant reconstruct {name} {example} --shape 1x28x28 --out found"
-        parser = add_verb(attacks, name, f"reconstruct {summary}", text)
-        flags(add_held(parser), parser.add_argument_group("how"))
+    for name, adversary in ADVERSARIES.items():
+        text = f"remnant reconstruct {name} {adversary.example} --out found"
+        parser = add_verb(attacks, name, f"reconstruct {adversary.summary}", text)
+        adversary.flags(parser)
         parser.set_defaults(run=run)
 
 
-def ntk_flags(held: Any, how: Any) -> None:
+def ntk_flags(parser: argparse.ArgumentParser) -> None:
+    held = add_held(parser)
     held.add_argument("--initial", type=Path, required=True, help="weights before training")
 
 
-def gradient_flags(held: Any, how: Any) -> None:
+def gradient_flags(parser: argparse.ArgumentParser) -> None:
+    held, how = add_held(parser), parser.add_argument_group("how")
     held.add_argument(
         "--gradient", type=Path, required=True, help="one tensor per parameter, named alike"
     )
@@ -44,22 +59,48 @@ def gradient_flags(held: Any, how: Any) -> None:
     optional(how, "--restarts", int, "of matching (default: 1)")
 
 
+def glm_flags(parser: argparse.ArgumentParser) -> None:
+    held, how = (
+        parser.add_argument_group("what the adversary holds"),
+        parser.add_argument_group("how"),
+    )
+    held.add_argument("--coefficients", type=Path, required=True, help="JSON or npz, see the docs")
+    held.add_argument("--known", required=True, help="all records but one: a name, file or folder")
+    held.add_argument("--records", type=int, help="of the training set (default: one more)")
+    held.add_argument("--label", type=float, help="the missing record's, if it is known")
+    held.add_argument("--bounds", help="smallest and largest value of a feature, such as 0,1")
+    how.add_argument("--refit", action="store_true", help="search through the solver, if need be")
+    optional(how, "--trusted", float, "largest predicted error of a record (default: 0.01)")
+    optional(how, "--attempts", int, "starts of the search through the solver (default: 4)")
+    how.add_argument(
+        "--no-scaler", dest="use_scaler", action="store_false", help="do not use the scaler's mean"
+    )
+    parser.add_argument("--data-dir", type=Path, help="where --known is looked for")
+
+
 def optional(group: Any, flag: str, kind: type, text: str, **more: Any) -> None:
     """A field of the attack that keeps its own default unless the flag is given."""
     group.add_argument(flag, type=kind, help=text, default=argparse.SUPPRESS, **more)
 
 
-# name: what comes back from what, an example's flags, the attack's own flags
-ADVERSARIES: dict[str, tuple[str, str, Callable[[Any, Any], None]]] = {
-    "ntk": (
-        "records from final and initial weights",
-        "--model mlp:784-1024-1024-10 --initial before.safetensors --weights after.safetensors",
-        ntk_flags,
+ADVERSARIES: dict[str, Adversary] = {
+    "ntk": Adversary(
+        summary="records from final and initial weights",
+        example="--model mlp:784-1024-1024-10 --initial before.safetensors "
+        "--weights after.safetensors --shape 1x28x28",
+        flags=ntk_flags,
     ),
-    "gradient": (
-        "a batch from one gradient",
-        "--model mlp:784-256-256-10 --weights sent.safetensors --gradient update.safetensors",
-        gradient_flags,
+    "gradient": Adversary(
+        summary="a batch from one gradient",
+        example="--model mlp:784-256-256-10 --weights sent.safetensors "
+        "--gradient update.safetensors --shape 1x28x28",
+        flags=gradient_flags,
+    ),
+    "glm": Adversary(
+        summary="the one record of a linear model's training set that is not known",
+        example="--coefficients model.json --known others.npz",
+        flags=glm_flags,
+        read=read_linear_target,
     ),
 }
 
@@ -72,11 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from remnant.attacks import ATTACKS
     from remnant.auditing import without_truth
-    from remnant.cli.show import show_finding
+    from remnant.cli.show import show_finding, show_record
     from remnant.store import finish, open_run, read_finding, write_candidates, write_finding
 
     with bars(arguments.quiet):
-        target, hashes = read_target(arguments)
+        target, hashes = ADVERSARIES[arguments.attack].read(arguments)
         kind = ATTACKS[arguments.attack]
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         attack = kind(**{k: v for k, v in vars(arguments).items() if k in fields})
@@ -84,9 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
             "verb": f"reconstruct-{arguments.attack}",
             "seed": arguments.seed,
             "attack": dict(vars(attack)),
-            "model": arguments.model,
-            "records": arguments.records,
-            "loss": getattr(arguments, "loss", None),
+            **{name: getattr(arguments, name, None) for name in SPEC},
             "shape": list(target.input_shape),
             "bounds": target.bounds,
             **hashes,
@@ -103,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
             write_finding(stored, finding)
             finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
     show_finding(finding, stored, arguments)
+    if arguments.attack == "glm":
+        show_record(target, stored, arguments)
     return DONE
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remnant.store import Run
-from remnant.types import Finding
+from remnant.types import Finding, Target
 
 NULL_NAMES = {
     "held_out": "null: held-out records",
@@ -40,6 +40,25 @@ def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> N
     written = [name for name in FILES if (run.path / name).exists()]
     again = " (done before; remove the directory to run it again)" if run.finished else ""
     console.print(Text(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
+
+
+def show_record(target: Target, run: Run, arguments: argparse.Namespace) -> None:
+    """The best candidate of a table, feature by feature, unless only JSON or nothing is wanted."""
+    from remnant.report.table import kinds_of, record_table, text_table
+    from remnant.store import read_candidates
+
+    found = read_candidates(run)
+    known = target.knowledge.known
+    if arguments.json or arguments.quiet or not len(found) or known is None:
+        return
+    table = record_table(
+        found.inputs[0].flatten().tolist(),
+        features=getattr(target.model, "features", ()),
+        kinds=kinds_of(known.inputs.tolist()),
+    )
+    print(text_table(table))
+    if found.labels is not None:
+        print(f"label: {found.labels[0].item():g}")
 
 
 def headline(finding: Finding) -> str:

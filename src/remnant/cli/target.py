@@ -75,6 +75,37 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     return target, hashes
 
 
+def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
+    """A linear model and all records but one, and hashes of both."""
+    import dataclasses
+
+    import torch
+
+    from remnant.data import load
+    from remnant.models.linear_estimators import recipe
+    from remnant.models.linear_files import linear_target, read_linear
+    from remnant.store import hash_tensors
+
+    model = read_linear(arguments.coefficients)
+    known = load(arguments.known, data_dir=arguments.data_dir)
+    label = arguments.label
+    labels = None if label is None else torch.tensor([label]).to(known.labels.dtype)
+    target = linear_target(
+        model,
+        known,
+        records=arguments.records,
+        labels=labels,
+        recipe=recipe(model) if arguments.refit else None,
+    )
+    target = dataclasses.replace(target, bounds=read_bounds(arguments.bounds))
+    scaling = {"mean": target.scaling.mean, "std": target.scaling.std}
+    return target, {
+        "weights": hash_tensors(target.weights),
+        "known": hash_tensors({"x": known.inputs, "y": known.labels}),
+        "scaling": hash_tensors(scaling),
+    }
+
+
 def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ...]]:
     """The model of --model, or the dense stack that the weights are; and its input shape."""
     import torch

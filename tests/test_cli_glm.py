@@ -1,0 +1,49 @@
+"""`remnant reconstruct glm`: the missing record of a linear model, feature by feature."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import Ridge
+
+from remnant.cli import main
+from remnant.models.linear_estimators import save_linear
+
+
+@pytest.fixture
+def folder(tmp_path):
+    inputs, targets = load_diabetes(return_X_y=True, scaled=False)
+    save_linear(tmp_path / "model.json", Ridge(alpha=2.0).fit(inputs, targets))
+    np.savez(tmp_path / "known.npz", x=inputs[1:], y=targets[1:])
+    np.savez(tmp_path / "fewer.npz", x=inputs[2:], y=targets[2:])
+    return tmp_path
+
+
+def flags(folder, known="known.npz"):
+    held = ["--coefficients", str(folder / "model.json"), "--known", str(folder / known)]
+    return ["reconstruct", "glm", *held, "--out", str(folder / "out")]
+
+
+def test_the_missing_record_comes_back(folder, capsys):
+    inputs, targets = load_diabetes(return_X_y=True, scaled=False)
+    assert main(flags(folder)) == 0
+    said = capsys.readouterr().out
+    assert "glm: complete" in said
+    assert f"label: {targets[0]:g}" in said
+    found = load_file(folder / "out/candidates.safetensors")["inputs"][0].numpy()
+    assert np.allclose(found, inputs[0], rtol=1e-8)
+
+
+def test_several_missing_records_are_inconclusive(folder, capsys):
+    total = ["--records", "442", "--json"]
+    assert main([*flags(folder, "fewer.npz"), *total]) == 0
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["status"] == "inconclusive"
+
+
+def test_a_file_that_is_not_coefficients_is_one_line(folder, capsys):
+    (folder / "model.json").write_text("{}")
+    assert main(flags(folder)) == 2
+    assert capsys.readouterr().err.count("\n") == 1
