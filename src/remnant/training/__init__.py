@@ -2,6 +2,7 @@
 
 from remnant.training.linear import solve_linearised
 from remnant.training.losses import LOSSES, Loss, check_labels, loss_named, targets
+from remnant.training.private import train_private
 from remnant.training.recipes import (
     RECIPES,
     SGD,
@@ -9,6 +10,7 @@ from remnant.training.recipes import (
     DecayTime,
     GradientDescent,
     LossProportional,
+    PrivateDescent,
     Recipe,
     describe,
     recipe_from,
@@ -24,6 +26,7 @@ __all__ = [
     "GradientDescent",
     "Loss",
     "LossProportional",
+    "PrivateDescent",
     "Recipe",
     "Trained",
     "check_labels",
@@ -33,4 +36,5 @@ __all__ = [
     "solve_linearised",
     "targets",
     "train",
+    "train_private",
 ]

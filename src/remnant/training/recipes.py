@@ -108,18 +108,44 @@ class LossProportional:
         _check(self)
 
 
-Recipe = GradientDescent | SGD | Adam | DecayTime | LossProportional
+@dataclass(frozen=True, kw_only=True)
+class PrivateDescent:
+    """Noisy gradient descent: DP-GD at a `sampling` of 1, DP-SGD below.
 
-RECIPES: Mapping[str, type[Recipe]] = {
+    A step samples each record with probability `sampling`, scales its gradient down to a norm of
+    `clip`, adds N(0, (noise clip)^2) to the sum and divides by the expected number of records.
+    Momentum and weight decay work on that and cost no privacy. Two controls have no guarantee:
+    noise 0 clips only; `clipping` False leaves gradients as they are and adds the same noise.
+    """
+
+    lr: float
+    steps: int
+    noise: float
+    clip: float = 1.0
+    sampling: float = 1.0
+    clipping: bool = True
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    loss: str = "ce"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+Recipe = GradientDescent | SGD | Adam | DecayTime | LossProportional
+"""What `train` takes; `PrivateDescent` is for `train_private`."""
+
+RECIPES: Mapping[str, type[Recipe | PrivateDescent]] = {
     "gradient-descent": GradientDescent,
     "sgd": SGD,
     "adam": Adam,
     "decay-time": DecayTime,
     "loss-proportional": LossProportional,
+    "private-descent": PrivateDescent,
 }
 
 
-def describe(recipe: Recipe) -> dict[str, Any]:
+def describe(recipe: Recipe | PrivateDescent) -> dict[str, Any]:
     """The recipe as JSON values: its name in `RECIPES` and all its fields."""
     name = next(key for key, kind in RECIPES.items() if kind is type(recipe))
     return {"name": name} | {
@@ -128,7 +154,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def recipe_from(description: Mapping[str, Any]) -> Recipe:
+def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
     """The recipe that `describe` described."""
     values = dict(description)
     name = values.pop("name", None)
@@ -151,8 +177,9 @@ _BETAS: _Rule = (
     lambda v: len(v) == 2 and 0 <= min(v) <= max(v) < 1,
 )
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(("lr", "eps", "decay_time", "stop_loss", "threshold"), _MORE),
-    **dict.fromkeys(("weight_decay", "warmup"), _SOME),
+    **dict.fromkeys(("lr", "eps", "decay_time", "stop_loss", "threshold", "clip"), _MORE),
+    **dict.fromkeys(("weight_decay", "warmup", "noise"), _SOME),
+    "sampling": ("more than 0 and at most 1", lambda value: 0 < value <= 1),
     **dict.fromkeys(("steps", "epochs", "batch_size", "check_every"), _COUNT),
     "momentum": _SHARE,
     "betas": _BETAS,

@@ -1,0 +1,126 @@
+"""The tight bound: the largest probability that the run's law gives to an event that has
+probability kappa under the run without the record (Hayes, Mahloujifar, Balle 2023).
+
+For any attack, {it comes within the radius of z} has probability kappa on average over z when the
+record is not there; with it there, no more than the blow-up, which is concave. So gamma is a
+point on the trade-off curve, where Theorem 2 of 001 is a bound on that point.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import bdtrik, log_ndtr, ndtri_exp
+
+from remnant.bounds import checks
+from remnant.bounds.accounting import (
+    Floats,
+    Ledger,
+    least_noise,
+    log_ratios,
+    loss_distribution,
+)
+from remnant.bounds.rero import from_renyi, require_above
+from remnant.bounds.verdict import clopper_pearson
+from remnant.errors import InputError, expected
+
+
+def blow_up(ledger: Ledger, log_kappa: float) -> float:
+    """log gamma: exact for full batches, else from the PLD, or by Theorem 2 where that is less.
+
+    The PLD leaves out some 1e-15 of probability, which a small kappa notices.
+    """
+    checks.log_probability("log kappa", log_kappa)
+    if ledger.sampling_rate == 1:
+        return gaussian_blow_up(ledger.mu, log_kappa)
+    return min(_from_losses(ledger, log_kappa), from_renyi(ledger, log_kappa))
+
+
+def gaussian_blow_up(mu: float, log_kappa: float) -> float:
+    """log Phi(Phi^-1(kappa) + mu): full batches, where the whole run is one Gaussian mechanism."""
+    checks.log_probability("log kappa", log_kappa)
+    return float(log_ndtr(ndtri_exp(log_kappa) + checks.some("mu", mu)))
+
+
+def _from_losses(ledger: Ledger, log_kappa: float) -> float:
+    """kappa e^eps + delta(eps) at the best eps of the PLD's grid: the trade-off curve's tangents.
+
+    Any eps gives a bound. The best is the loss at which the likelihood-ratio test of level kappa
+    turns, which is where the probability of greater losses without the record reaches kappa.
+    """
+    # The direction that matters: the law with the record against the law without ("remove").
+    pmf = loss_distribution(ledger)._pmf_remove.to_dense_pmf()
+    probabilities = np.maximum(pmf._probs, 0.0)  # the Fourier transform rounds some below 0
+    losses = pmf._discretization * (pmf._lower_loss + np.arange(len(probabilities)))
+    without = np.cumsum((probabilities * np.exp(np.minimum(-losses, 700.0)))[::-1])
+    turn = (
+        len(losses) - 1 - min(int(np.searchsorted(without, math.exp(log_kappa))), len(losses) - 1)
+    )
+    greater = losses[turn + 1 :] - losses[turn]
+    delta = pmf._infinity_mass + float(probabilities[turn + 1 :] @ -np.expm1(-greater))
+    logs = np.logaddexp(log_kappa + losses[turn], math.log(delta))
+    return float(min(0.0, max(log_kappa, logs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """gamma (not its logarithm) by simulation, and limits that hold together with confidence."""
+
+    gamma: float
+    low: float
+    high: float
+    confidence: float
+
+
+def simulated_blow_up(
+    ledger: Ledger,
+    kappa: float,
+    *,
+    trials: int,
+    generator: np.random.Generator,
+    confidence: float = 0.99,
+) -> Simulated:
+    """The likelihood-ratio test of level kappa, played `trials` times under either law.
+
+    The limits are those of a binomial twice: for the test's threshold, then for its power.
+    """
+    checks.inside("kappa", kappa)
+    doubt = (1 - checks.inside("confidence", confidence)) / 4
+    if trials * kappa < 20:
+        wanted = f"{math.ceil(20 / kappa)} or more, for a kappa of {kappa:g}"
+        raise InputError(expected("trials", wanted, trials))
+    without = np.sort(_losses(ledger, trials, False, generator))[::-1]
+    with_record = _losses(ledger, trials, True, generator)
+
+    def successes(rank: int) -> int:
+        """How many runs with the record pass the threshold that `rank` runs without it pass."""
+        return int((with_record >= without[min(rank, trials) - 1]).sum())
+
+    # How many runs without the record pass the true threshold is a binomial(trials, kappa).
+    few, many = (bdtrik(share, trials, kappa) for share in (doubt, 1 - doubt))
+    return Simulated(
+        gamma=successes(round(trials * kappa)) / trials,
+        low=clopper_pearson(successes(math.floor(few)), trials, 1 - doubt)[0],
+        high=clopper_pearson(successes(math.ceil(many) + 1), trials, 1 - doubt)[1],
+        confidence=confidence,
+    )
+
+
+def _losses(ledger: Ledger, trials: int, present: bool, generator: np.random.Generator) -> Floats:
+    """The log-likelihood ratio of whole runs, drawn with the record or from the reference law."""
+    total = np.zeros(trials)
+    side = 1.0 if present else -1.0 if ledger.replaces else 0.0
+    for _ in range(ledger.steps):
+        x = ledger.noise_multiplier * generator.standard_normal(trials)
+        x += side * (generator.random(trials) < ledger.sampling_rate)
+        up, down = log_ratios(ledger, x)
+        total += up - down
+    return total
+
+
+def noise_for_gamma(template: Ledger, log_kappa: float, log_gamma: float) -> Ledger:
+    """The template with the least noise whose blow-up of kappa is no more than gamma."""
+    require_above(log_kappa, log_gamma)
+    return least_noise(template, lambda ledger: blow_up(ledger, log_kappa) - log_gamma)

@@ -1,0 +1,301 @@
+"""`remnant bound`: what a private run promises against any reconstruction."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remnant.cli.common import DONE, add_verb, prepare
+from remnant.errors import InputError, expected
+
+if TYPE_CHECKING:
+    from remnant.bounds import Ledger
+
+DELTA = 1e-5
+PRIORS = "ball:784, gaussian:784:0.3 or candidates:10"
+TITLES = {
+    "blow-up": "tight: likelihood ratio (Hayes et al. 2023)",
+    "renyi": "from Renyi DP (001, Theorem 2)",
+    "zcdp": "from zCDP (001, Corollary 4)",
+    "dp": "from epsilon (and delta) alone (001, Corollary 3)",
+}
+
+
+def add(verbs: Any) -> None:
+    parser = add_verb(
+        verbs,
+        "bound",
+        "how often any attack can reconstruct a record of a private run",
+        "remnant bound --noise 4 --steps 20 --delta 1e-5 --prior ball:784 --radius 0.5",
+    )
+    ran = parser.add_argument_group("what was run")
+    ran.add_argument("--noise", type=float, help="noise multiplier: deviation over clip")
+    ran.add_argument(
+        "--epsilon",
+        type=float,
+        help="in place of --noise: with --steps, the noise is chosen for it; without, it is all "
+        "that is known",
+    )
+    ran.add_argument("--steps", type=int, help="noisy gradient steps")
+    ran.add_argument("--sampling", type=float, default=1.0, help="a record's chance at each step")
+    ran.add_argument("--delta", type=float, help=f"of epsilon (with --steps: {DELTA:g})")
+    ran.add_argument(
+        "--adjacency",
+        choices=("zero-out", "add-remove", "replace-one"),
+        default="zero-out",
+        help="which two runs are compared",
+    )
+    guess = parser.add_argument_group("what a guess without the model knows")
+    guess.add_argument("--prior", help=PRIORS)
+    guess.add_argument("--radius", type=float, help="a reconstruction this near counts")
+    guess.add_argument("--kappa", type=float, help="in place of a prior: a guess's chance")
+    guess.add_argument("--empirical-prior", metavar="DATA", help="draws from it: a name or file")
+    guess.add_argument("--distance", choices=("l2", "l1", "linf", "mse"), default="l2")
+    guess.add_argument("--records", type=int, default=2000, help="of the draws, at most")
+    guess.add_argument("--data-dir", type=Path, help="where --empirical-prior is looked for")
+    parser.add_argument("--gamma", type=float, help="the chance to keep to: what does it take?")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prepare(arguments)
+    ledger, found = read_run(arguments)
+    kappa = read_kappa(arguments)
+    if kappa is not None:
+        found["kappa"] = kappa
+        found["gamma"] = gammas(ledger, found, kappa["log"])
+        if arguments.gamma is not None:
+            found["wanted"] = wanted(ledger, found, kappa["log"], arguments.gamma)
+    elif arguments.gamma is not None:
+        raise InputError(
+            expected("--gamma", "a prior beside it", "none", "give --prior or --kappa")
+        )
+    if arguments.out:
+        keep(found, arguments)
+    if arguments.json:
+        print(json.dumps(found, indent=2, allow_nan=False))
+    elif not arguments.quiet:
+        show(found)
+    return DONE
+
+
+def read_run(arguments: argparse.Namespace) -> tuple[Ledger | None, dict[str, Any]]:
+    """The ledger of --noise, or of the noise that --epsilon needs; None if epsilon is all."""
+    from remnant import bounds
+
+    given, delta = arguments.epsilon, arguments.delta
+    if (arguments.noise is None) == (given is None):
+        got = "neither" if given is None else "both"
+        raise InputError(expected("flags", "one of --noise and --epsilon", got))
+    if arguments.steps is None:
+        if given is None:
+            raise InputError("--steps: expected the number of steps beside --noise, got nothing")
+        bounds.from_dp(given, -1.0, 0.0 if delta is None else _chance("--delta", delta))
+        return None, {"ledger": None, "epsilon": given, "delta": delta}
+    delta = DELTA if delta is None else _chance("--delta", delta)
+    ledger = bounds.Ledger(
+        noise_multiplier=1.0 if arguments.noise is None else arguments.noise,
+        steps=arguments.steps,
+        sampling_rate=arguments.sampling,
+        adjacency=arguments.adjacency,
+    )
+    if given is not None:
+        ledger = bounds.noise_for_epsilon(ledger, given, delta)
+    return ledger, {
+        "ledger": asdict(ledger),
+        "epsilon": bounds.epsilon(ledger, delta),
+        "delta": delta,
+        "epsilon_by_renyi": bounds.epsilon_by_renyi(ledger, delta),
+        "rho": bounds.rho(ledger),
+    }
+
+
+def read_kappa(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """log kappa and how it came about, or None where no prior was given."""
+    given = [
+        flag
+        for flag in ("kappa", "prior", "empirical_prior")
+        if getattr(arguments, flag) is not None
+    ]
+    if not given:
+        return None
+    if len(given) > 1:
+        flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in given)
+        raise InputError(expected("prior", "one", flags))
+    if arguments.kappa is not None:
+        return _known(math.log(_chance("--kappa", arguments.kappa)), {"prior": "--kappa"})
+    if arguments.prior is not None:
+        return _known(parse_prior(arguments.prior, arguments.radius), {"prior": arguments.prior})
+    return read_draws(arguments)
+
+
+def _known(log_kappa: float, details: dict[str, Any]) -> dict[str, Any]:
+    if not log_kappa < 0:
+        do = "use a smaller --radius"
+        raise InputError(expected("kappa", "below 1", "1: a guess is always right", do))
+    return chance(log_kappa) | details
+
+
+def parse_prior(text: str, radius: float | None) -> float:
+    """log kappa of ball:D, ball:D:SIZE, gaussian:D:DEVIATION or candidates:K."""
+    from remnant import bounds
+
+    kind, *numbers = text.split(":")
+    try:
+        whole, *rest = [int(numbers[0]), *map(float, numbers[1:])]
+    except (ValueError, IndexError):
+        raise InputError(expected("--prior", PRIORS, repr(text))) from None
+    if kind == "candidates" and not rest:
+        return bounds.candidates(int(whole))
+    if radius is None:
+        raise InputError("--radius: expected a distance beside --prior, got nothing")
+    if kind == "ball" and len(rest) < 2:
+        return bounds.ball(int(whole), radius, *rest)
+    if kind == "gaussian" and len(rest) == 1:
+        return bounds.gaussian(int(whole), radius, *rest)
+    raise InputError(expected("--prior", PRIORS, repr(text)))
+
+
+def read_draws(arguments: argparse.Namespace) -> dict[str, Any]:
+    """kappa of the law behind a dataset: its upper limit for any guess whatever."""
+    import numpy as np
+
+    from remnant import bounds
+    from remnant.data import load
+
+    if arguments.radius is None:
+        raise InputError("--radius: expected a distance beside --empirical-prior, got nothing")
+    if arguments.records < 2:
+        raise InputError(expected("--records", "2 or more", arguments.records))
+    draws = load(arguments.empirical_prior, data_dir=arguments.data_dir).inputs
+    points = draws.flatten(1).double().numpy()
+    if len(points) > arguments.records:
+        chosen = np.random.default_rng(arguments.seed).permutation(len(points))
+        points = points[chosen[: arguments.records]]
+    distance, radius = arguments.distance, arguments.radius
+    if distance == "mse":  # the same balls, by another name
+        if not radius >= 0:
+            raise InputError(expected("--radius", "a number above 0", radius))
+        distance, radius = "l2", math.sqrt(radius * points.shape[1])
+    kappa = bounds.empirical(points, radius, distance)
+    log_kappa = math.log(kappa.high_anywhere)
+    return _known(log_kappa, {"prior": arguments.empirical_prior} | asdict(kappa))
+
+
+def gammas(ledger: Ledger | None, found: dict[str, Any], log_kappa: float) -> dict[str, Any]:
+    """Every bound that applies, by its name in TITLES."""
+    from remnant import bounds
+
+    logs = {}
+    if ledger is not None:
+        logs["blow-up"] = bounds.blow_up(ledger, log_kappa)
+        logs["renyi"] = bounds.from_renyi(ledger, log_kappa)
+        logs["zcdp"] = bounds.from_zcdp(bounds.rho(ledger), log_kappa)
+    logs["dp"] = bounds.from_dp(found["epsilon"], log_kappa, found["delta"] or 0.0)
+    return {name: chance(value) for name, value in logs.items()}
+
+
+def wanted(
+    ledger: Ledger | None, found: dict[str, Any], log_kappa: float, gamma: float
+) -> dict[str, Any]:
+    """The most epsilon, and the least noise, that keep to gamma."""
+    from remnant import bounds
+
+    log_gamma = math.log(_chance("--gamma", gamma))
+    needed: dict[str, Any] = {
+        "gamma": gamma,
+        "pure_epsilon": bounds.epsilon_for_gamma(log_kappa, log_gamma),
+    }
+    if ledger is not None:
+        enough = bounds.noise_for_gamma(ledger, log_kappa, log_gamma)
+        needed["noise_multiplier"] = enough.noise_multiplier
+        needed["epsilon"] = bounds.epsilon(enough, found["delta"])
+    return needed
+
+
+def chance(log_value: float) -> dict[str, Any]:
+    """A probability for JSON; `value` is 0 where it is too small for a float, `log` never is."""
+    return {"log": log_value, "value": math.exp(log_value)}
+
+
+def as_text(log_value: float) -> str:
+    """Four digits of a probability, however small: 1.57e-237."""
+    if log_value > math.log(1e-3):
+        return f"{math.exp(log_value):.4g}"
+    exponent = math.floor(log_value / math.log(10))
+    return f"{math.exp(log_value - exponent * math.log(10)):.3f}e{exponent}"
+
+
+def _chance(flag: str, value: float) -> float:
+    if not 0 < value < 1:
+        raise InputError(expected(flag, "a number between 0 and 1", value))
+    return value
+
+
+def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """`bound.json` in --out."""
+    from remnant.store import finish, open_run, write_json
+
+    flags = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(arguments).items()
+        if name not in ("run", "out", "command", "quiet", "json", "threads")
+    }
+    stored = open_run(arguments.out, {**flags, "verb": "bound"})
+    if not stored.finished:
+        write_json(stored, "bound.json", found)
+        finish(stored, seeds={"seed": arguments.seed})
+
+
+def show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in lines(found):
+        table.add_row(name, value)
+    console = Console(highlight=False)
+    if "gamma" in found:
+        least = min(value["log"] for value in found["gamma"].values())
+        promise = (
+            f"No attack succeeds with a probability above {as_text(least)}."
+            if least < 0
+            else "The guarantee rules out nothing: gamma is 1."
+        )
+        console.print(Text(promise, style="bold"))
+    console.print(table)
+
+
+def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the table says."""
+    ledger, kappa = found["ledger"], found.get("kappa")
+    delta = f" at delta {found['delta']:g}" if found["delta"] else ", pure"
+    rows = []
+    if ledger:
+        rows.append(("noise multiplier", f"{ledger['noise_multiplier']:.4g}"))
+        rows.append(("steps, sampling", f"{ledger['steps']}, {ledger['sampling_rate']:g}"))
+        rows.append(("adjacency", ledger["adjacency"]))
+    rows.append((f"epsilon{delta}", f"{found['epsilon']:.4g}"))
+    if ledger:
+        rows.append((f"epsilon{delta}, by Renyi DP", f"{found['epsilon_by_renyi']:.4g}"))
+    if kappa:
+        rows.append(("kappa: chance of a guess", as_text(kappa["log"])))
+        if "estimate" in kappa:
+            limits = f"{kappa['low']:.4g} to {kappa['high']:.4g}"
+            rows.append((f"  measured on {kappa['points']} draws", f"{kappa['estimate']:.4g}"))
+            rows.append((f"  limits at {kappa['confidence']:g}, guessing a draw", limits))
+    for name, value in found.get("gamma", {}).items():
+        rows.append((f"gamma, {TITLES[name]}", as_text(value["log"])))
+    if "wanted" in found:
+        needs = found["wanted"]
+        aim = f"for gamma {needs['gamma']:g}"
+        if "epsilon" in needs:
+            rows.append((f"{aim}: noise multiplier", f"{needs['noise_multiplier']:.4g}"))
+            rows.append((f"{aim}: epsilon{delta}", f"{needs['epsilon']:.4g}"))
+        rows.append((f"{aim}: epsilon, pure", f"{needs['pure_epsilon']:.4g}"))
+    return rows

@@ -1,0 +1,208 @@
+"""Differentially private descent: clipped per-record gradients, Poisson sampling, Gaussian noise.
+
+The guarantee is that of the released weights, all of them if need be. Loss, accuracy and trace are
+the owner's books: they are computed from the records and are not private. Noise comes from floating
+point numbers and an ordinary generator, which is right for a measurement and not for a release.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from remnant.errors import InputError, expected
+from remnant.progress import task
+from remnant.training.descent import Trace, Walk
+from remnant.training.losses import loss_named
+from remnant.training.recipes import PrivateDescent, describe
+from remnant.training.run import Trained, measures, named, prepare
+from remnant.types import Examples, Scaling
+
+NUMBERS_AT_ONCE = 2**24  # of per-record gradients: 64 MB in float32
+
+
+Watch = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""Is told, at each step, the weights before it and the noisy sum of gradients at them."""
+
+
+def train_private(
+    model: nn.Module,
+    examples: Examples,
+    recipe: PrivateDescent,
+    *,
+    scaling: Scaling,
+    generator: torch.Generator,
+    dtype: torch.dtype | None = None,
+    watch: Watch | None = None,
+) -> Trained:
+    """Train a copy of `model` as `train` does, privately; `generator` samples and makes the noise.
+
+    The ledger's `privacy` is what `bounds.Ledger` takes, or None for the controls. It counts all
+    the recipe's steps, also those that a divergence left out. `watch` sees what the strongest
+    adversary of the accounting sees.
+    """
+    trained, inputs, labels = prepare(model, examples, recipe.loss, scaling, dtype)
+    initial = named(trained)
+    moving = [p for p in trained.parameters() if p.requires_grad]
+    gradients = PerRecord(model=trained, inputs=inputs, labels=labels, recipe=recipe)
+    walk, trace = Walk([p.detach() for p in moving]), Trace()
+    stopped = _descend(gradients, walk, recipe, generator, trace, watch)
+    with torch.no_grad():
+        for parameter, weight in zip(moving, walk.weights, strict=True):
+            parameter.copy_(weight)
+        outputs = trained(inputs)
+        loss = loss_named(recipe.loss)(outputs, labels).item()
+    ledger = {
+        "recipe": describe(recipe),
+        "outcome": "complete" if stopped == "steps" and math.isfinite(loss) else "diverged",
+        "stopped": stopped,
+        "steps": walk.steps,
+        "privacy": privacy(recipe),
+        **measures(examples, outputs, loss),
+    }
+    points = [*trace.points, (walk.steps, loss)] if math.isfinite(loss) else trace.points
+    series = {"step": [float(s) for s, _ in points], "loss": [value for _, value in points]}
+    final = named(trained)
+    return Trained(model=trained, initial=initial, final=final, trace=series, ledger=ledger)
+
+
+def privacy(recipe: PrivateDescent) -> dict[str, Any] | None:
+    """The fields of a `bounds.Ledger` for a run by that recipe, or None where nothing is promised.
+
+    Zero-out: the sum is divided by a number that is the same with and without the record.
+    """
+    if recipe.noise == 0 or not recipe.clipping:
+        return None
+    return {
+        "noise_multiplier": recipe.noise,
+        "steps": recipe.steps,
+        "sampling_rate": recipe.sampling,
+        "clip": recipe.clip,
+        "adjacency": "zero-out",
+    }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PerRecord:
+    """Gradients of each record's own loss, for the parameters of `model` that are trained."""
+
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+    recipe: PrivateDescent
+
+    def clipped(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], Tensor]:
+        """For those n records, one tensor n x shape per parameter, and n losses."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        loss = loss_named(self.recipe.loss)
+
+        def one(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(functional_call(self.model, values, (x[None],)), y[None])
+
+        mapped = vmap(grad_and_value(one), in_dims=(None, 0, 0))
+        values = dict(zip(names, weights, strict=True))
+        grads, losses = mapped(values, self.inputs[rows], self.labels[rows])
+        found = [grads[name] for name in names]
+        return (cut(found, self.recipe.clip) if self.recipe.clipping else found), losses
+
+    def total(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], float]:
+        """The sum of those records' clipped gradients and the sum of their losses."""
+        sums, losses = [torch.zeros_like(w) for w in weights], 0.0
+        chunk = max(1, NUMBERS_AT_ONCE // sum(w.numel() for w in weights))
+        for part in torch.split(rows, chunk):
+            if len(part):  # Poisson sampling may draw nobody
+                grads, values = self.clipped(weights, part)
+                for sum_, grad in zip(sums, grads, strict=True):
+                    sum_ += grad.sum(0)
+                losses += values.sum().item()
+        return sums, losses
+
+
+def cut(grads: Sequence[Tensor], clip: float) -> list[Tensor]:
+    """Each record's gradient (n x shape per parameter) scaled down to a norm of `clip` at most.
+
+    One that is not finite has no length to be cut to; it becomes 0, or it would tell.
+    """
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    factors = (clip / norms).clamp(max=1.0).masked_fill(~norms.isfinite(), 0.0)
+    wide = [factors.view(-1, *[1] * (g.ndim - 1)) for g in grads]
+    return [torch.where(f > 0, f * g, 0.0) for f, g in zip(wide, grads, strict=True)]
+
+
+def _descend(
+    gradients: PerRecord,
+    walk: Walk,
+    recipe: PrivateDescent,
+    generator: torch.Generator,
+    trace: Trace,
+    watch: Watch | None,
+) -> str:
+    n, everyone = len(gradients.inputs), torch.arange(len(gradients.inputs))
+    velocity = [torch.zeros_like(w) for w in walk.weights]
+    with task("private training", recipe.steps) as tick:
+        for _ in range(recipe.steps):
+            rows = everyone
+            if recipe.sampling < 1:
+                rows = everyone[torch.rand(n, generator=generator) < recipe.sampling]
+            sums, losses = gradients.total(walk.weights, rows)
+            for sum_ in sums:
+                noise = torch.randn(sum_.shape, generator=generator, dtype=sum_.dtype)
+                sum_.add_(noise.to(sum_), alpha=recipe.noise * recipe.clip)
+            if watch is not None:
+                watch(walk.weights, sums)
+            if len(rows):
+                trace.add(walk.steps, losses / len(rows))
+            for v, sum_, w in zip(velocity, sums, walk.weights, strict=True):
+                v.mul_(recipe.momentum).add_(sum_, alpha=1 / (recipe.sampling * n))
+                v.add_(w, alpha=recipe.weight_decay)
+            walk.move(velocity, lr=recipe.lr)
+            # The weights are public, and so is what is decided by them alone.
+            if not all(bool(w.isfinite().all()) for w in walk.weights):
+                walk.retreat()
+                return "diverged"
+            tick(note=f"loss {losses / max(len(rows), 1):.3g}")
+    return "steps"
+
+
+class MatchedFilter:
+    """The best guess which of k candidates took part, by one who knows all the other records.
+
+    A `watch` for full-batch `train_private`: subtracts the known records' clipped gradients from
+    the noisy sum and adds up log-likelihoods (k). `scores.argmax()` is the guess.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        known: Examples,
+        candidates: Examples,
+        recipe: PrivateDescent,
+        *,
+        scaling: Scaling,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if recipe.sampling < 1 or recipe.noise == 0:
+            do = "bounds.play has the sampled game"
+            got = f"sampling {recipe.sampling:g}, noise {recipe.noise:g}"
+            raise InputError(expected("matched filter", "full batches and some noise", got, do))
+        self.known, self.candidates = (
+            PerRecord(model=copy, inputs=inputs, labels=labels, recipe=recipe)
+            for copy, inputs, labels in (
+                prepare(model, records, recipe.loss, scaling, dtype)
+                for records in (known, candidates)
+            )
+        )
+        self.scores = torch.zeros(len(candidates), dtype=torch.float64)
+
+    def __call__(self, weights: Sequence[Tensor], released: Sequence[Tensor]) -> None:
+        known, _ = self.known.total(weights, torch.arange(len(self.known.inputs)))
+        each, _ = self.candidates.clipped(weights, torch.arange(len(self.scores)))
+        for seen, sum_, grads in zip(released, known, each, strict=True):
+            terms = (seen - sum_ - grads / 2) * grads
+            self.scores += terms.flatten(1).sum(1).double().cpu()

@@ -1,0 +1,233 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.optimize import minimize_scalar
+
+from remnant import bounds
+from remnant.bounds import Ledger
+from remnant.errors import InputError
+
+LOG_KAPPAS = [math.log(k) for k in (0.9, 0.5, 0.1, 1e-2, 1e-6, 1e-100)] + [-2000.0]
+
+
+@pytest.mark.parametrize("log_kappa", LOG_KAPPAS)
+@pytest.mark.parametrize("rho", [1e-3, 0.3, 5.0, 300.0])
+def test_corollary_4_is_theorem_2_at_its_best_order(log_kappa, rho):
+    # In log(a - 1), so that orders near 1 and far away are looked at alike.
+    def theorem(t):
+        a = 1 + math.exp(t)
+        return (a - 1) / a * (log_kappa + a * rho)
+
+    best = minimize_scalar(theorem, bounds=(-15, 15), method="bounded", options={"xatol": 1e-9})
+    ours = bounds.from_zcdp(rho, log_kappa)
+    assert ours == pytest.approx(min(0.0, best.fun), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("log_kappa", LOG_KAPPAS[:-1])
+def test_renyi_on_its_grid_is_close_to_zcdp_for_full_batches(log_kappa):
+    for noise in (0.5, 2.0, 10.0):
+        ledger = Ledger(noise_multiplier=noise, steps=10)
+        ours = bounds.from_renyi(ledger, log_kappa)
+        closed = bounds.from_zcdp(bounds.rho(ledger), log_kappa)
+        assert closed - 1e-9 <= ours <= max(closed * 0.98, closed + 1e-2)
+
+
+def test_pure_dp_is_the_limit_of_large_orders():
+    # Randomised response with epsilon 1: Renyi divergences rise to 1, and never pass it.
+    p = math.e / (1 + math.e)
+    log_kappa = math.log(0.01)
+    gammas = []
+    for a in (2.0, 20.0, 200.0):
+        divergence = math.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1)
+        assert divergence <= 1
+        gammas.append((a - 1) / a * (log_kappa + divergence))
+    pure = bounds.from_dp(1.0, log_kappa)
+    assert math.exp(pure) == pytest.approx(0.01 * math.e)
+    assert gammas[-1] == pytest.approx(pure, abs=0.03)
+
+
+def test_approximate_dp_adds_delta():
+    assert math.exp(bounds.from_dp(1.0, math.log(0.01), 1e-3)) == pytest.approx(
+        0.01 * math.e + 1e-3
+    )
+    assert bounds.from_dp(50.0, math.log(0.01), 1e-3) == 0.0
+
+
+def test_epsilon_alone_never_beats_the_mechanism():
+    for noise, steps in ((4.0, 20), (1.0, 3)):
+        ledger = Ledger(noise_multiplier=noise, steps=steps)
+        for log_kappa in LOG_KAPPAS[1:5]:
+            for delta in (1e-8, 1e-5, 1e-2):
+                loose = bounds.from_dp(bounds.epsilon(ledger, delta), log_kappa, delta)
+                assert bounds.blow_up(ledger, log_kappa) <= loose + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    log_kappa=st.floats(-3000, -1e-3),
+    epsilon=st.floats(0, 500),
+    more=st.floats(0, 10),
+)
+def test_bounds_are_probabilities_and_monotone(log_kappa, epsilon, more):
+    for bound in (bounds.from_dp, bounds.from_zcdp):
+        gamma = bound(epsilon, log_kappa)
+        assert log_kappa - 1e-9 * abs(log_kappa) <= gamma <= 0
+        assert bound(epsilon + more, log_kappa) >= gamma
+        assert bound(epsilon, log_kappa / (1 + more)) >= gamma
+
+
+def test_epsilon_for_gamma_is_the_way_back():
+    log_kappa, log_gamma = math.log(1e-6), math.log(0.01)
+    enough = bounds.epsilon_for_gamma(log_kappa, log_gamma)
+    assert bounds.from_dp(enough, log_kappa) == pytest.approx(log_gamma)
+    with pytest.raises(InputError, match="gamma: expected above kappa"):
+        bounds.epsilon_for_gamma(log_gamma, log_kappa)
+
+
+def test_theorem_5():
+    assert bounds.delta_from_rero(0.0, 0.75) == pytest.approx(0.5)
+    assert bounds.delta_from_rero(1.0, 0.9) == pytest.approx((math.e + 1) * 0.9 - math.e)
+    assert bounds.delta_from_rero(1.0, 0.5) == 0.0
+    assert bounds.delta_from_rero(5000.0, 1.0) == 1.0
+    with pytest.raises(InputError, match="gamma: expected 0 to 1"):
+        bounds.delta_from_rero(1.0, 1.5)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_theorem_5_gives_back_the_gaussian_mechanism(epsilon):
+    # The best guess between two points with weights p and 1 - p on a Gaussian mechanism that puts
+    # them mu apart has gamma = 1 - Bayes risk; with p = 1 / (e^eps + 1) the theorem has to give
+    # the hockey-stick divergence of the two laws, which is the exact delta.
+    mu, p = 1.3, 1 / (math.exp(epsilon) + 1)
+    threshold = math.log((1 - p) / p)  # of the log-likelihood ratio of the rare point
+    hit = stats.norm.sf((threshold - mu**2 / 2) / mu)
+    spared = stats.norm.cdf((threshold + mu**2 / 2) / mu)
+    gamma = p * hit + (1 - p) * spared
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+    assert bounds.delta_from_rero(epsilon, gamma) == pytest.approx(delta, rel=1e-9)
+
+
+def test_propositions_6_and_7_fall_exponentially_with_the_dimension():
+    dimensions = [10, 100, 1000, 10_000]
+    for rho in (None, 2.0):
+        epsilon = 2.0 if rho is None else None
+        ball = [bounds.ball_by_dimension(d, 0.5, epsilon=epsilon, rho=rho) for d in dimensions]
+        sphere = [
+            bounds.gaussian_by_dimension(d, 1.0, 2 / math.sqrt(d), epsilon=epsilon, rho=rho)
+            for d in dimensions
+        ]
+        assert ball[-1] / dimensions[-1] == pytest.approx(-math.log(2), rel=0.05)
+        assert sphere[-1] / dimensions[-1] == pytest.approx(3 / 8 - math.log(2), rel=0.1)
+        assert ball == sorted(ball, reverse=True)
+        assert sphere == sorted(sphere, reverse=True)
+    # sqrt(d) is o(d): the bound still falls.
+    assert bounds.ball_by_dimension(10_000, 0.5, epsilon=100.0) < -6000
+    with pytest.raises(InputError, match="one of epsilon and rho, got both"):
+        bounds.ball_by_dimension(3, 0.5, epsilon=1.0, rho=1.0)
+
+
+def test_ball():
+    assert math.exp(bounds.ball(3, 0.5)) == pytest.approx(0.125)
+    assert bounds.ball(784, 1.0, size=2.0) == pytest.approx(-784 * math.log(2))
+    generator = np.random.default_rng(0)
+    points = generator.standard_normal((40_000, 3))
+    points *= (generator.random(40_000) ** (1 / 3) / np.linalg.norm(points, axis=1))[:, None]
+    share = (np.linalg.norm(points, axis=1) <= 0.5).mean()
+    assert share == pytest.approx(0.125, abs=0.006)
+    with pytest.raises(InputError, match="radius: expected above 0 and below the ball's 1"):
+        bounds.ball(3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "radius", "deviation"),
+    [(1, 0.3, 1.0), (2, 5.0, 2.0), (10, 2.0, 1.0), (784, 10.0, 0.4), (784, 28.0, 1.0)],
+)
+def test_gaussian_is_the_chi_square(dimension, radius, deviation):
+    wanted = stats.chi2.logcdf((radius / deviation) ** 2, dimension)
+    assert bounds.gaussian(dimension, radius, deviation) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_gaussian_goes_on_where_floats_end():
+    tiny = bounds.gaussian(3072, 1.0, 1.0)
+    lead = 1536 * math.log(0.5) - 0.5 - math.lgamma(1537)  # the series' first term
+    assert tiny == pytest.approx(lead, abs=1e-3)
+    assert tiny < -9000
+
+
+@settings(max_examples=60, deadline=None)
+@given(dimension=st.integers(1, 5000), share=st.floats(0.01, 0.99))
+def test_tail_bound_is_above_the_exact_value(dimension, share):
+    radius = share * math.sqrt(dimension)
+    exact = bounds.gaussian(dimension, radius, 1.0)
+    assert exact < bounds.gaussian_tail(dimension, radius, 1.0) < 0
+
+
+def test_tail_bound_says_where_it_ends():
+    with pytest.raises(InputError, match="use the exact value"):
+        bounds.gaussian_tail(4, 3.0, 1.0)
+
+
+def test_discrete_priors():
+    points = np.array([[0.0, 0.0], [0.5, 0.0], [3.0, 0.0], [9.0, 9.0]])
+    assert math.exp(bounds.candidates(4)) == pytest.approx(0.25)
+    assert math.exp(bounds.discrete(points, 0.0)) == pytest.approx(0.25)
+    assert math.exp(bounds.discrete(points, 0.5)) == pytest.approx(0.5)
+    assert math.exp(bounds.discrete(points, 2.5)) == pytest.approx(0.75)
+    assert math.exp(bounds.discrete(points, 9.0, "linf")) == pytest.approx(1.0)
+    weighted = bounds.discrete(points, 0.1, weights=[0.1, 0.2, 0.6, 0.1])
+    assert math.exp(weighted) == pytest.approx(0.6)
+    with pytest.raises(InputError, match="weights: expected 4 weights"):
+        bounds.discrete(points, 0.1, weights=[0.5, 0.6, 0.0, 0.0])
+    with pytest.raises(InputError, match="distance: expected one of l2, l1, linf"):
+        bounds.discrete(points, 0.1, "cosine")
+
+
+def test_empirical_prior_covers_the_truth():
+    # Uniform on [0, 1]: a guess within 0.05 is right with probability 0.1, and no more.
+    misses = 0
+    for seed in range(40):
+        points = np.random.default_rng(seed).random((300, 1))
+        kappa = bounds.empirical(points, 0.05, confidence=0.9)
+        assert kappa.low <= kappa.estimate <= kappa.high <= kappa.high_anywhere
+        misses += not kappa.low <= 0.1 <= kappa.high_anywhere
+    assert misses <= 4
+    assert kappa.points == 300
+
+
+def test_empirical_prior_leaves_the_guess_itself_out():
+    far = np.arange(50.0)[:, None]
+    kappa = bounds.empirical(far, 0.5)
+    assert kappa.estimate == 0.0
+    assert kappa.low == 0.0
+    assert kappa.high == pytest.approx(1 - (0.05 / 50) ** (1 / 49))
+    same = bounds.empirical(np.zeros((50, 2)), 0.5)
+    assert (same.estimate, same.high) == (1.0, 1.0)
+
+
+def test_bad_points_are_one_line():
+    with pytest.raises(InputError, match="points of the prior: expected finite numbers"):
+        bounds.empirical(np.array([[0.0], [math.nan]]), 0.5)
+    with pytest.raises(InputError, match="two or more"):
+        bounds.empirical(np.zeros((1, 2)), 0.5)
+    with pytest.raises(InputError, match="radius"):
+        bounds.empirical(np.zeros((3, 2)), math.nan)
+
+
+@pytest.mark.parametrize("log_kappa", [0.0, -math.inf, math.nan, 0.5])
+def test_kappa_0_and_1_are_refused(log_kappa):
+    ledger = Ledger(noise_multiplier=1.0, steps=1)
+    for bound in (
+        lambda k: bounds.from_dp(1.0, k),
+        lambda k: bounds.from_zcdp(1.0, k),
+        lambda k: bounds.from_renyi(ledger, k),
+        lambda k: bounds.blow_up(ledger, k),
+        lambda k: bounds.gaussian_blow_up(1.0, k),
+    ):
+        with pytest.raises(InputError, match="log kappa: expected the logarithm"):
+            bound(log_kappa)
