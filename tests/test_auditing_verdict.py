@@ -1,17 +1,22 @@
 """The verdict is right on small targets whose truth is known."""
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from remnant.auditing import Plan, audit
+from remnant.auditing import Case, Plan, audit
+from remnant.auditing.run import run_audit
 from remnant.auditing.verdict import exposed_records, judge, overall
+from remnant.bounds import Ledger
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.capturing import capture
 from remnant.data import load, split
 from remnant.models import build
+from remnant.store import open_run
 from remnant.training import Adam, GradientDescent, train
 from remnant.types import Finding, Knowledge, Scaling, Target
 
@@ -86,6 +91,26 @@ def test_the_verdict_is_right_where_the_truth_is_known(name):
     assert bool(result.exposed) == (wanted == "exposed")
     if wanted == "exposed":
         assert {row["id"] for row in result.exposed} <= set(SIDES.train.ids)
+
+
+def test_a_promise_stands_beside_the_measurement_and_a_broken_one_is_loud():
+    """A ledger that claims much privacy for training that had none."""
+    case = Case(
+        target=trained(),
+        truth=SIDES.train,
+        holdout=SIDES.holdout,
+        public=SIDES.public,
+        loss="ce",
+        ledger=Ledger(noise_multiplier=20.0, steps=2),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(Path(folder) / "audit", {"verb": "audit"})
+        result = run_audit(case, Plan(attacks=("ntk",)), run)
+    (attacked,) = result.attacks
+    assert attacked.bound["violated"]
+    assert attacked.reason.startswith("ACCOUNTING ERROR")
+    assert attacked.bound["gamma"]["tight"] <= attacked.bound["gamma"]["renyi"] + 1e-9
+    assert attacked.bound["kappa"] <= attacked.bound["gamma"]["tight"] < 0.8
 
 
 def row(correlation, distance):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from remnant.bounds import Ledger
 from remnant.capturing import capture
 from remnant.data import draw
 from remnant.errors import InputError, expected
@@ -22,6 +23,7 @@ class Case:
     """`truth`: the records trained on. `holdout`, `public`: never trained on, disjoint.
 
     `recipe` is how the model was trained, where that is known. `loss` is its loss by name.
+    `ledger`: of a differentially private training, and the `delta` at which epsilon is told.
     """
 
     target: Target
@@ -30,6 +32,8 @@ class Case:
     public: Examples
     loss: str
     recipe: Recipe | None = None
+    ledger: Ledger | None = None
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         loss_named(self.loss)

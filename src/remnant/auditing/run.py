@@ -17,6 +17,7 @@ from remnant.auditing.advice import advice
 from remnant.auditing.assess import assess
 from remnant.auditing.case import Case
 from remnant.auditing.preflight import preflight
+from remnant.auditing.promise import promise
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import InputError, RemnantError, expected
@@ -142,10 +143,20 @@ def _attack(
         control = _control(case, adversary, name, settings, plan, run)
     verdict, reason = judge(finding, control)
     file = _file(name) if plan.images and len(found) else None
-    done = replace(
-        blank, verdict=verdict, reason=reason, finding=finding, control=control, candidates=file
-    )
-    return done, found
+    bound = None
+    if case.ledger is not None:
+        bound = promise(finding, case.public, case.ledger, case.delta)
+        if bound["violated"]:
+            reason = f"{bound['text']}; {reason}"
+    return replace(
+        blank,
+        verdict=verdict,
+        reason=reason,
+        finding=finding,
+        control=control,
+        candidates=file,
+        bound=bound,
+    ), found
 
 
 def _candidates(

@@ -43,6 +43,19 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Numbers = Annotated[Text, BeforeValidator(numbers)]
 
 
+class Privacy(BaseModel):
+    """The ledger of a differentially private training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    steps: Annotated[int, Field(ge=1)]
+    sampling: Annotated[float, Field(gt=0, le=1)] = 1.0
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+
+
 class AuditSpec(BaseModel):
     """The fields of `audit.yaml`; the flags of `remnant audit` have the same names."""
 
@@ -61,6 +74,7 @@ class AuditSpec(BaseModel):
     bounds: Numbers | None = None
     shape: Text | None = None
     records: Annotated[int, Field(ge=1)] | None = None
+    privacy: Privacy | None = None
     data_dir: Path | None = None
     attacks: tuple[AttackName, ...] | None = None
     settings: dict[AttackName, dict[str, Any]] = Field(default_factory=dict)

@@ -166,12 +166,28 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         holdout=others["holdout"],
         public=others["public"],
         loss=loss,
+        ledger=_ledger(spec),
+        delta=spec.privacy.delta if spec.privacy else 1e-5,
     )
     hashes |= {
         name: hash_tensors({"x": part.inputs, "y": part.labels})
         for name, part in (("data", truth), *others.items())
     }
     return case, hashes
+
+
+def _ledger(spec: AuditSpec) -> Any:
+    from remnant.bounds import Ledger
+
+    if spec.privacy is None:
+        return None
+    return Ledger(
+        noise_multiplier=spec.privacy.noise,
+        steps=spec.privacy.steps,
+        sampling_rate=spec.privacy.sampling,
+        clip=spec.privacy.clip,
+        adjacency=spec.privacy.adjacency,
+    )
 
 
 def _shape(examples: Any) -> str:

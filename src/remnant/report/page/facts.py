@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scipy.stats import binomtest
@@ -246,10 +246,15 @@ def bound_data(row: Attacked) -> Bound | None:
     measured = next(iter(rates(row)), None)
     if row.bound is None or measured is None:
         return None
+    own = row.bound.get("measured")  # where the bound is on another success than the verdict's
+    if isinstance(own, Mapping):
+        measured = replace(
+            measured, count=int(own["count"]), low=float(own["low"]), high=float(own["high"])
+        )
     gamma = row.bound.get("gamma")
     named = gamma if isinstance(gamma, Mapping) else {"bound": gamma}
     values = [(str(name), number(value)) for name, value in named.items()]
-    known = [(key, number(row.bound.get(key))) for key in ("epsilon", "delta", "kappa")]
+    known = [(key, number(row.bound.get(key))) for key in ("epsilon", "delta", "correlation", "kappa")]
     return Bound(
         measured=measured,
         bounds=tuple((name, value) for name, value in values if value is not None),

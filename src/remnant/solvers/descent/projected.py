@@ -1,0 +1,167 @@
+"""The fallback where nothing exact applies: paper 000's objective with its duals projected out.
+
+For given images the best duals are a least-squares problem, K alpha = <grad f(x_j), evidence>, so
+only images are searched for (variable projection); the gradient in them is the partial one, at
+those duals. Where the first layer is dense its change spans the records, nearly so after Adam, and
+candidates are held in that span. Several independent starts run; what they agree on comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+from remnant.gradients import gram, inner_products
+from remnant.progress import Step, task
+from remnant.solvers.descent.consensus import WITHIN, consensus
+from remnant.solvers.descent.objective import Objective, objective
+from remnant.solvers.descent.paper import Bounds, RowAdam, normal, outside
+from remnant.solvers.layers import leaves
+from remnant.types import Evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projected:
+    """Settings of the search."""
+
+    features: Literal["initial", "final"] = "initial"  # the final ones fit, and find, far less
+    starts: int = 4
+    steps: int = 400  # in each start
+    lr: float = 0.05  # falls to 0 as a cosine
+    per_record: float = 2.0
+    image_std: float = 0.2
+    temperature: tuple[float, float] = (10.0, 200.0)
+    span: float | None = 1.0  # directions a record that candidates are held in; None = no limit
+    ridge: float = 1e-4  # of the duals, times the kernel's mean diagonal
+    box: float = 0.0
+    within: float = WITHIN  # correlation at which candidates of two starts are one
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "steps"):
+            if not getattr(self, name) >= 1:
+                raise InputError(expected(f"projected: {name}", "1 or more", getattr(self, name)))
+        for name in ("lr", "per_record", "image_std", "ridge"):
+            if not getattr(self, name) > 0:
+                raise InputError(expected(f"projected: {name}", "more than 0", getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Agreed:
+    """Clusters over all starts, most agreed first: inputs k x shape (model's scale), confidence k.
+
+    starts: candidates of each start, m x shape. losses: its last loss over |evidence|^2.
+    """
+
+    inputs: Tensor
+    confidence: Tensor
+    starts: list[Tensor]
+    losses: list[float]
+
+
+def search(
+    model: nn.Module,
+    evidence: Evidence,
+    settings: Projected,
+    *,
+    shape: tuple[int, ...],
+    records: int,
+    generator: torch.Generator,
+    bounds: Bounds | None = None,
+) -> Agreed:
+    """Candidates for about `records` records; `bounds`: the pixel box in the model's scale."""
+    if records < 1:
+        raise InputError(expected("projected: records", "1 or more", records))
+    count = max(1, round(settings.per_record * records))
+    point = evidence.end if settings.features == "final" else evidence.start
+    goal = objective(
+        model,
+        evidence.vector,
+        [point],
+        torch.zeros(1, *shape),
+        temperature=settings.temperature[0],
+        rank=count + 1,
+    )
+    basis = None
+    if settings.span is not None:
+        basis = first_span(model, evidence, max(1, round(settings.span * records)))
+    ends, losses = [], []
+    with task("projected descent", settings.starts * settings.steps) as step:
+        for _ in range(settings.starts):
+            start = (settings.image_std * normal(count, shape, generator)).float()
+            free = start if basis is None else start.flatten(1) @ basis.T
+            place = _placed(basis, shape)
+            box = bounds if settings.box else None
+            loss = _descend(goal, settings, free, place, box, step)
+            ends.append(place(free).detach())
+            losses.append(loss)
+    inputs, confidence = consensus(ends, within=settings.within)
+    return Agreed(inputs=inputs, confidence=confidence, starts=ends, losses=losses)
+
+
+def first_span(model: nn.Module, evidence: Evidence, count: int) -> Tensor | None:
+    """count x d: leading right singular vectors of the first layer's change; None: not dense."""
+    for prefix, module in leaves(model):
+        if isinstance(module, nn.Linear):
+            change = evidence.vector[f"{prefix}weight"]
+            if count >= min(change.shape):
+                return None
+            rows: Tensor = torch.linalg.svd(change, full_matrices=False)[2]
+            return rows[:count].float().contiguous()
+        if not isinstance(module, nn.Flatten | nn.Identity | nn.Dropout):
+            return None
+    return None
+
+
+def _placed(basis: Tensor | None, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """From what is free to inputs."""
+    return lambda free: free if basis is None else (free @ basis).reshape(-1, *shape)
+
+
+def project(goal: Objective, inputs: Tensor, ridge: float) -> Tensor:
+    """m x c duals that explain the objective's vector best at these inputs, slightly damped."""
+    inputs, weights = inputs.detach(), goal.points[0]
+    products = inner_products(goal.model, inputs, goal.vector, weights=weights).detach().double()
+    size = products.numel()
+    kernel = gram(goal.model, inputs, weights=weights, per_class=True).double().reshape(size, size)
+    damping = ridge * kernel.diagonal().mean().clamp(min=1e-300)
+    kernel.diagonal().add_(damping)
+    factor = torch.linalg.cholesky_ex(kernel)[0]
+    duals = torch.cholesky_solve(products.reshape(size, 1), factor)
+    return duals.reshape(products.shape).to(inputs)
+
+
+def _descend(
+    goal: Objective,
+    settings: Projected,
+    free: Tensor,
+    place: Callable[[Tensor], Tensor],
+    box: Bounds | None,
+    step: Step,
+) -> float:
+    """Move `free` in place; the last loss over |evidence|^2.
+
+    Adam: L-BFGS with a strong Wolfe search, at equal cost, ended at worse candidates, some of them
+    huge, since it follows flat directions that Adam's bounded steps do not.
+    """
+    first, last = settings.temperature
+    adam = RowAdam(free)
+    loss = math.inf
+    for t in range(settings.steps + 1):
+        share = t / settings.steps
+        goal.anneal(first * (last / first) ** share)
+        at = free.detach().requires_grad_()
+        inputs = place(at)
+        fit = goal.loss(inputs, project(goal, inputs, settings.ridge)) / goal.square
+        total = fit if box is None else fit + settings.box * outside(inputs, box)
+        loss = fit.item()
+        if t < settings.steps:
+            slope = torch.autograd.grad(total, at)[0]
+            adam.move(slope, settings.lr * 0.5 * (1 + math.cos(math.pi * share)))
+            step()
+    return loss
