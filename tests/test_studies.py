@@ -12,6 +12,7 @@ from remnant.data import load
 from remnant.errors import DataError
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
+from remnant.experiments import ntk_studies as ntk
 from remnant.experiments.studies import (
     STUDIES,
     as_csv,
@@ -43,7 +44,21 @@ TINY = {
         repeats=1,
         data=DIGITS,
     ),
-}
+    "kernel-distance": ntk.KernelDistance(
+        widths=(32,), records=(3,), steps=5, stop_loss=0.1, data=DIGITS
+    ),
+    "early-stopping": ntk.EarlyStopping(
+        stops=(0.5, 0.1), records=4, width=32, steps=5, repeats=1, data=DIGITS
+    ),
+    "leak-factors": ntk.LeakFactors(
+        records=6, width=32, classes=(2,), class_records=4, steps=5, repeats=1, data=DIGITS
+    ),
+    "onion": ntk.Onion(
+        records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True),), steps=5,
+        data=DIGITS,
+    ),
+}  # fmt: skip
+ROWS_PER_CELL = {"gradient-batch": 2, "onion": 2}
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +81,12 @@ def test_every_study_has_a_line_of_help_and_a_tiny_variant():
 def test_every_row_says_what_was_measured(results, name):
     result, run = results[name]
     cells = STUDIES[name].cells(TINY[name], 0)
-    assert len(result.rows) == len(cells) * (2 if name == "gradient-batch" else 1)
+    if name != "leak-factors":  # its first cell has a row a record
+        assert len(result.rows) == len(cells) * ROWS_PER_CELL.get(name, 1)
+        assert all(set(STUDIES[name].columns) <= row.keys() for row in result.rows)
     for row in result.rows:
         assert row["cpu_seconds"] >= 0
         assert row["seed"] == 0
-        assert set(STUDIES[name].columns) <= row.keys()
     assert read_rows(run) == list(result.rows)
     with (run.path / "table.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(result.rows)

@@ -20,6 +20,10 @@ SUMMARIES = {
     "gradient-batch": "how large a batch comes back at which width, beside gradient matching",
     "gradient-noise": "what noise on the gradient leaves of the batch",
     "gradient-defences": "noise, clipping, pruning, few bits, larger batches, secure aggregation",
+    "kernel-distance": "000, Figure 3: error against how far training moved the kernel",
+    "early-stopping": "000, Figure 15: error against the loss at which training stops",
+    "leak-factors": "000, Figures 5, 7, 11: which records leak; the number of classes",
+    "onion": "000, Figure 6: remove the most exposed records, train again, attack again",
 }
 FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")
 

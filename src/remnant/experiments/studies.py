@@ -14,6 +14,7 @@ from remnant.data import BUNDLED, load
 from remnant.errors import DataError
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
+from remnant.experiments import ntk_studies as ntk
 from remnant.progress import task
 from remnant.report.lines import Panel, draw_lines
 from remnant.store import Run, finish, hash_tensors, write_bytes, write_text
@@ -52,6 +53,8 @@ SCORES = (
     "status",
     "cpu_seconds",
 )
+
+ERRORS = ("mean_error", "median_error", "cpu_seconds")
 
 STUDIES: Mapping[str, Study] = {
     "gradient-dimension": Study(
@@ -103,6 +106,45 @@ STUDIES: Mapping[str, Study] = {
         measure=batches.measure_defence,
         plot=batches.plot_defences,
         columns=("defence", "strength", "seed", "counted", *SCORES),
+    ),
+    "kernel-distance": Study(
+        title="Mean error of reconstructions against how far training moved the kernel",
+        settings=ntk.KernelDistance(),
+        quick=ntk.QUICK_KERNEL,
+        cells=ntk.kernel_cells,
+        measure=ntk.measure_kernel,
+        plot=ntk.plot_kernel,
+        columns=("dynamics", "width", "records", "seed", "kernel_distance", *ERRORS),
+    ),
+    "early-stopping": Study(
+        title="What comes back when training stops early",
+        settings=ntk.EarlyStopping(),
+        quick=ntk.QUICK_STOPPING,
+        cells=ntk.stopping_cells,
+        measure=ntk.measure_stopping,
+        plot=ntk.plot_stopping,
+        columns=("attack", "stop_loss", "seed", "kernel_distance", *ERRORS),
+    ),
+    "leak-factors": Study(
+        title="Which records leak, and how the number of classes matters",
+        settings=ntk.LeakFactors(),
+        quick=ntk.QUICK_FACTORS,
+        cells=ntk.factor_cells,
+        measure=ntk.measure_factors,
+        plot=ntk.plot_factors,
+        columns=("part", "classes", "id", "error", "dual", "error_integral", "influence", *ERRORS),
+    ),
+    "onion": Study(
+        title="Remove the most exposed records, train again, attack again",
+        settings=ntk.Onion(),
+        quick=ntk.QUICK_ONION,
+        cells=ntk.onion_cells,
+        measure=ntk.measure_onion,
+        plot=ntk.plot_onion,
+        columns=(
+            "removed", "balanced", "round", "records", "top_error", "top_before", "test_accuracy",
+            *ERRORS,
+        ),
     ),
 }  # fmt: skip
 

@@ -254,7 +254,8 @@ def bound_data(row: Attacked) -> Bound | None:
     gamma = row.bound.get("gamma")
     named = gamma if isinstance(gamma, Mapping) else {"bound": gamma}
     values = [(str(name), number(value)) for name, value in named.items()]
-    known = [(key, number(row.bound.get(key))) for key in ("epsilon", "delta", "correlation", "kappa")]
+    keys = ("epsilon", "delta", "correlation", "kappa")
+    known = [(key, number(row.bound.get(key))) for key in keys]
     return Bound(
         measured=measured,
         bounds=tuple((name, value) for name, value in values if value is not None),
