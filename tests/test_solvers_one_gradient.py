@@ -8,12 +8,13 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.solvers.batch import one_gradient
-from remnant.solvers.batch.frames import Coordinates, deflate, pose_frames
-from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph
+from remnant.solvers.batch.frames import Coordinates, deflate, first_side, pose_frames
+from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph, solve_features
 from remnant.solvers.batch.one_gradient import leak_of, recover_batch
-from remnant.solvers.batch.output_search import nearest_signals
+from remnant.solvers.batch.output_search import Spaces, add_last, leave_out, nearest_signals
 from remnant.solvers.batch.pairs import solve_pairs
 from remnant.solvers.batch.resimulate import resimulate, slope_at
+from remnant.solvers.batch.smooth_refine import refine, slope_and_curvature
 from remnant.solvers.batch.walkers import WEIGHT, nearest_on_graph
 from remnant.solvers.spans import count_in_noise, decompose
 
@@ -98,11 +99,95 @@ def test_every_record_comes_back_and_is_certified(count, widths, activation, dty
     assert float(errors(x, got.inputs).max()) < (1e-5 if dtype == torch.float32 else 1e-12)
 
 
-def test_sigmoid_needs_a_gradient_in_double_precision():
-    x, held = leaked(10, (96, 64), nn.Sigmoid())
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_a_nearly_linear_activation_comes_back_too(dtype, most):
+    x, held = leaked(10, (96, 64), nn.Sigmoid(), dtype=dtype)
     got = recover(held)
-    assert got.complete
-    assert float(errors(x, got.inputs).max()) < 1e-12
+    assert got.complete, got.reason
+    assert float(errors(x, got.inputs).max()) < most
+
+
+def smooth_problem(count, activation, dtype):
+    """The truth in the coordinates of the problem, and the problem."""
+    x, held = leaked(count, (96, 64), activation, dtype=dtype)
+    names = ("first", "first_gradient", "next_weight", "next_gradient", "activation", "bias")
+    layers = one_gradient.Layers(**{name: held[name] for name in names})
+    problem = one_gradient.pose_smooth(layers, decompose(held["first_gradient"]).parts(count))
+    whole = torch.cat([x, torch.ones(count, 1, dtype=torch.float64)], dim=1)
+    return whole, (whole @ held["first"].T) @ problem.t, problem
+
+
+def test_both_sides_refine_a_record_and_say_how_far_off_it_may_be():
+    whole, y, problem = smooth_problem(12, nn.Tanh(), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    away = torch.randn(y.shape, generator=generator, dtype=y.dtype) * 1e-3 * y.norm() / 12
+    start = y + away
+    start = start / (start @ problem.one)[:, None]
+    got = refine(problem, start)
+    error = ((got.y @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
+    before = ((start @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
+    assert float((error / before).max()) < 0.05
+    assert float(got.deviation.max()) < 1e-3
+    assert float((error / got.deviation).max()) < 5
+
+
+def test_a_point_that_is_no_record_is_never_vouched_for():
+    _, y, problem = smooth_problem(12, nn.Tanh(), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(40, 12, generator=generator, dtype=y.dtype)
+    got = refine(problem, start / (start @ problem.one)[:, None])
+    nearest = torch.cdist(got.y, y).min(1).values / got.y.norm(dim=1)
+    wrong = nearest > 1e-2
+    assert bool(wrong.any())
+    assert float(got.deviation[wrong].min()) > one_gradient.SMOOTH
+
+
+def test_slope_and_curvature_are_the_derivatives():
+    t = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    slope, curvature = slope_and_curvature(nn.Tanh(), t)
+    assert torch.allclose(slope, 1 - torch.tanh(t) ** 2)
+    assert torch.allclose(curvature, -2 * torch.tanh(t) * (1 - torch.tanh(t) ** 2))
+
+
+def test_the_last_record_before_the_output_needs_no_search():
+    x, held = leaked(6, (64,), nn.ReLU())
+    frame, inverse, to_record = first_side(
+        held["first"], decompose(held["first_gradient"]).parts(6)
+    )
+    left = decompose(held["first_gradient"]).parts(6)[0]
+    spaces = Spaces(t=frame, a=left, p=torch.linalg.qr(held["next_weight"].T)[0], inverse1=inverse)
+    whole = torch.cat([x, torch.ones(6, 1, dtype=torch.float64)], dim=1)
+    duals = torch.linalg.lstsq(whole.T, held["first_gradient"].T).solution
+    known = Found(
+        t=(whole @ held["first"].T)[:5],
+        a=duals[:5],
+        graph_residual=torch.zeros(5, dtype=torch.float64),
+        dual_residual=torch.zeros(5, dtype=torch.float64),
+    )
+    got = add_last(known, leave_out(spaces, duals[:5] @ left), 0.0, 1e-6)
+    assert len(got) == 6
+    cosine = nn.functional.cosine_similarity(got.a[5], duals[5], dim=0)
+    assert float(cosine.abs()) > 1 - 1e-10
+    record = (got.t[5] @ frame) @ to_record
+    assert torch.allclose(record / record[-1], whole[5], atol=1e-6)
+
+
+def test_features_with_wrong_signs_are_solved_again():
+    x, held = leaked(20, (64, 64), nn.ReLU())
+    parts = decompose(held["first_gradient"]).parts(20)
+    next_parts = decompose(held["next_gradient"][:, :-1]).parts(20)
+    frames, _ = pose_frames(held["first"], held["next_weight"], parts, next_parts)
+    t = torch.cat([x, torch.ones(20, 1, dtype=torch.float64)], dim=1) @ held["first"].T
+    generator = torch.Generator().manual_seed(0)
+    rough = t + 0.02 * t.std() * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+    got = solve_features(frames, rough @ frames.t, 0.0, BatchSearch())
+    image = (got.inner @ frames.t.T).relu()
+    outside = image - (image @ frames.h) @ frames.h.T
+    assert torch.allclose(got.residual, outside.norm(dim=1) / image.norm(dim=1))
+    right = nn.functional.cosine_similarity(got.inner, t @ frames.t, dim=1) > 1 - 1e-8
+    assert int(right.sum()) >= 15
+    assert float(got.residual[right].max()) < 1e-6
+    assert not bool((got.residual[~right] < one_gradient.EXACT).any())
 
 
 def test_a_seed_decides_the_result():

@@ -6,7 +6,7 @@ exact dual; what is found leaves the frames, so that the search gets easier as i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,13 +17,15 @@ from remnant.solvers.batch.frames import Coordinates, Frames, deflate
 from remnant.solvers.batch.pairs import Pairs, solve_pairs
 from remnant.solvers.batch.walkers import Walkers, relay, set_out, take, walk
 
+PASSES = 4  # of a solution with new signs
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSearch:
     """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
 
     walkers: int = 32  # points searched for at a time
-    iterations: int = 3000  # of the walk, before a round counts as lost
+    iterations: int = 8000  # of the walk, before a round counts as lost
     patience: int = 5  # lost rounds in a row before giving up
     arrived: float = 1e-3  # gap below which a walker is taken for a record
     enough: float = 0.5  # share of walkers to wait for, while they arrive quickly
@@ -55,23 +57,38 @@ def search_graph(
 
     tolerance: the largest residual of a record, relative to the record.
     """
-    found, walkers, lost = nothing_found(len(frames.t)), None, 0
-    total = frames.remaining
+    whole, total, lost, worn = frames, frames.remaining, 0, 0
+    found, walkers = nothing_found(len(frames.t)), None
     with task("searching for records", total) as step:
         while len(found) < total and lost < settings.patience:
             walkers, points = roam(walkers, frames, leak, settings, generator)
             features, duals = solve_both(frames, points[distinct(points, 0.99)], leak, settings)
+            near = features.inner @ frames.t.T
             features, duals = choose(features, duals, tolerance, frames.remaining)
-            new = len(features.residual)
-            lost = 0 if new else lost + 1
-            if new:
+            before = len(found)
+            if len(features.residual):
                 found = extend(found, frames, features, duals)
-            if new and len(found) < total:
-                y, e, z, c = features.inner, features.outer, duals.outer, duals.inner
-                frames = deflate(frames, Coordinates(y=y, e=e, z=z, c=c))
+                if len(found) < total:
+                    frames = deflate(frames, coordinates(features, duals))
+            elif len(found) and worn < settings.patience:
+                # What is wrong with a found record is wrong with the frames that it left: begin
+                # again from those of all records, with the records that hold in these.
+                points = torch.cat([found.t, near])
+                features, duals = solve_all(whole, points, leak, settings)
+                features, duals = choose(features, duals, tolerance, total)
+                found = extend(nothing_found(len(frames.t), found.series), whole, features, duals)
+                if len(found) < total:
+                    frames, walkers = deflate(whole, coordinates(features, duals)), None
+                worn += len(found) <= before
+            new = len(found) - before
+            lost = 0 if new > 0 else lost + 1
             found.series.append(float(len(found)))
-            step(new, note=f"{len(found)} of {total}")
+            step(max(0, new), note=f"{len(found)} of {total}")
     return found
+
+
+def coordinates(features: Pairs, duals: Pairs) -> Coordinates:
+    return Coordinates(y=features.inner, e=features.outer, z=duals.outer, c=duals.inner)
 
 
 def roam(
@@ -112,16 +129,48 @@ def solve_both(
     frames: Frames, points: Tensor, leak: float, settings: BatchSearch
 ) -> tuple[Pairs, Pairs]:
     """Exact features (outer e, inner y) and duals (outer z, inner c) near the points (k x w)."""
-    y = points @ frames.t
-    t = y @ frames.t.T
-    slope, sure = slopes(t, leak, 0.02)
-    start = ((slope * t) @ frames.h, y)
-    features = solve_pairs(frames.h, frames.t, slope, sure, start, iterations=settings.solves)
+    features = solve_features(frames, points @ frames.t, leak, settings)
     y = features.inner
     slope, sure = slopes(y @ frames.t.T, leak, 1e-3)
     # inverse1 pairs y with its own z alone; its transpose's image of y is close to that z.
     start = (y @ frames.inverse1, torch.zeros_like(y))
     duals = solve_pairs(frames.a, frames.p, slope, sure, start, iterations=settings.solves)
+    return features, duals
+
+
+def solve_features(frames: Frames, y: Tensor, leak: float, settings: BatchSearch) -> Pairs:
+    """Exact features near y (k x r); the residual is that of f(t) over all neurons.
+
+    A solution whose signs are not those it was solved with is solved again with its own.
+    """
+    for _ in range(PASSES):
+        t = y @ frames.t.T
+        slope, sure = slopes(t, leak, 0.02)
+        start = ((slope * t) @ frames.h, y)
+        pairs = solve_pairs(frames.h, frames.t, slope, sure, start, iterations=settings.solves)
+        y = pairs.inner
+        t = y @ frames.t.T
+        image = torch.where(t > 0, t, leak * t)
+        rest = image - (image @ frames.h) @ frames.h.T
+        pairs = replace(pairs, residual=rest.norm(dim=1) / image.norm(dim=1))
+        if bool((((t > 0) == (slope > leak)) | (sure == 0)).all()):
+            break
+    return pairs
+
+
+def solve_all(
+    frames: Frames, points: Tensor, leak: float, settings: BatchSearch
+) -> tuple[Pairs, Pairs]:
+    """As `solve_both`, some at a time."""
+    parts = [solve_both(frames, rows, leak, settings) for rows in points.split(64)]
+    features, duals = (
+        Pairs(
+            outer=torch.cat([pairs.outer for pairs in side]),
+            inner=torch.cat([pairs.inner for pairs in side]),
+            residual=torch.cat([pairs.residual for pairs in side]),
+        )
+        for side in zip(*parts, strict=True)
+    )
     return features, duals
 
 
@@ -136,9 +185,9 @@ def take_pairs(pairs: Pairs, which: Tensor) -> Pairs:
     return Pairs(outer=pairs.outer[which], inner=pairs.inner[which], residual=pairs.residual[which])
 
 
-def nothing_found(width: int) -> Found:
+def nothing_found(width: int, series: list[float] | None = None) -> Found:
     none, empty = torch.zeros(0, dtype=torch.float64), torch.zeros(0, width, dtype=torch.float64)
-    return Found(t=empty, a=empty, graph_residual=none, dual_residual=none)
+    return Found(t=empty, a=empty, graph_residual=none, dual_residual=none, series=series or [0.0])
 
 
 def extend(found: Found, frames: Frames, features: Pairs, duals: Pairs) -> Found:
@@ -156,14 +205,7 @@ def settle(frames: Frames, found: Found, leak: float, settings: BatchSearch) -> 
 
     In shrunken frames a record carries what was wrong with those before it; here it does not.
     """
-    settled = nothing_found(len(frames.t))
-    for rows in found.t.split(64):
-        features, duals = solve_both(frames, rows, leak, settings)
-        settled = extend(settled, frames, features, duals)
-    return Found(
-        t=settled.t,
-        a=settled.a,
-        graph_residual=settled.graph_residual,
-        dual_residual=settled.dual_residual,
-        series=found.series,
-    )
+    if not len(found):
+        return found
+    again = solve_all(frames, found.t, leak, settings)
+    return extend(nothing_found(len(frames.t), found.series), frames, *again)

@@ -21,14 +21,15 @@ from remnant.solvers.batch.frames import first_side, pose_frames
 from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph, settle
 from remnant.solvers.batch.output_search import Spaces, polish, search_signals
 from remnant.solvers.batch.resimulate import Resimulation, resimulate
-from remnant.solvers.batch.smooth_graph import SmoothProblem, search_smooth
+from remnant.solvers.batch.smooth_graph import search_smooth
+from remnant.solvers.batch.smooth_problem import SmoothProblem
 from remnant.solvers.spans import Decomposition, Parts, Spectrum, count_in_noise, decompose
 
 EXACT = 1e-4  # residual of a record; right ones stay below 1e-5, one wrong sign costs 1e-3
 NOISY = 0.3
 ROUGHLY = 0.15  # gap of a walker that has arrived, under noise
 CLEAN = 1e-4  # share of M1 outside its leading directions, above which it is noisy
-SMOOTH = 0.01  # the same, relative to what is not linear in the activation
+SMOOTH = 1e-3  # standard deviation of a smooth layer's record; wrong ones are above 1e-2
 RETURNED = 1e-4  # share of the gradients that the records may leave unexplained
 
 
@@ -62,7 +63,7 @@ class BatchRecovery:
 
     inputs: Tensor  # k x d
     duals: Tensor  # k x w, up to scale
-    graph_residual: Tensor  # k: how far f(t) is from the space of features, relative
+    graph_residual: Tensor  # k: how far f(t) is from the features, or the deviation if f is smooth
     dual_residual: Tensor  # k: how far the dual is from f'(t) times a signal, relative
     passed: Tensor  # k, bool
     counted: int
@@ -142,9 +143,9 @@ def solve(
     if counted == 1:
         return single(layers, parts)
     if leak is None:
-        problem, to_record = pose_smooth(layers, leading)
-        found = search_smooth(problem, settings, max(SMOOTH, tolerance), generator)
-        return Outcome(found=found, records=(found.t @ problem.t) @ to_record, exact=True)
+        problem = pose_smooth(layers, leading)
+        found = search_smooth(problem, settings, SMOOTH if tail < CLEAN else NOISY, generator)
+        return Outcome(found=found, records=(found.t @ problem.t) @ problem.to_record, exact=True)
     if last or counted > len(layers.next_weight):
         frame, inverse, to_record = first_side(layers.first, leading)
         signals = torch.linalg.qr(layers.next_weight.T)[0]
@@ -163,26 +164,27 @@ def solve(
     return Outcome(found=found, records=(found.t @ frames.t) @ to_record, exact=True)
 
 
-def pose_smooth(layers: Layers, parts: Parts) -> tuple[SmoothProblem, Tensor]:
-    """The problem of a smooth activation, and the n x (d+1) matrix that takes y to x~."""
+def pose_smooth(layers: Layers, parts: Parts) -> SmoothProblem:
+    """The problem of a smooth activation."""
     frame, inverse, to_record = first_side(layers.first, parts)
     left, _, right = decompose(layers.next_gradient).parts(len(parts[1]))
     gradient = layers.first_gradient
-    if layers.bias:  # were the duals orthogonal, this would be the mean square of |t|
-        size = (gradient @ layers.first.T).norm() / gradient[:, -1].norm()
+    if layers.bias:  # the nearest point to 0 whose record ends with 1
+        size = 1 / float(to_record[:, -1].norm())
     else:
-        size = (gradient @ layers.first.T).norm() / gradient.norm() * math.sqrt(gradient.shape[1])
-    problem = SmoothProblem(
+        share = (gradient @ layers.first.T).norm() / gradient.norm()
+        size = 0.1 * float(share) * math.sqrt(gradient.shape[1])
+    return SmoothProblem(
         activation=layers.activation,
         t=frame,
-        one=to_record[:, -1] if layers.bias else None,
+        to_record=to_record,
+        bias=layers.bias,
         features=right.T.contiguous(),
         a=parts[0],
         p=torch.linalg.qr(layers.next_weight.T @ left)[0],
         inverse1=inverse,
-        size=float(size) / math.sqrt(layers.width),
+        size=size / math.sqrt(layers.width),
     )
-    return problem, to_record
 
 
 def check_shapes(layers: Layers) -> None:
@@ -254,9 +256,8 @@ def conclude(
     found, tail = outcome.found, parts.tail(counted)
     full = len(found) == counted
     records, scaled = fix_scale(layers, outcome.records, full)
-    tolerance = EXACT if tail < CLEAN else NOISY
-    if leak_of(layers.activation) is None:
-        tolerance = max(SMOOTH, tolerance)
+    smooth = leak_of(layers.activation) is None
+    tolerance = SMOOTH if smooth else EXACT if tail < CLEAN else NOISY
     passed = (found.graph_residual < tolerance) & (found.dual_residual < tolerance)
     passed &= torch.isfinite(records).all(1) & torch.tensor(outcome.exact and scaled)
     again, complete = None, False
@@ -272,6 +273,8 @@ def conclude(
         # Under noise signs near 0 flip and cost more than the noise, but less than a wrong record.
         noise = min(20 * tail, 0.3 / math.sqrt(counted))
         complete = max(again.first, again.next) < max(RETURNED, noise)
+        # Where f is nearly linear, mixtures of records give back nearly the same gradient.
+        complete = complete and (bool(passed.all()) or not smooth)
         passed = passed | complete
     if tail > CLEAN:  # one record's residual tells too little there, all records together do
         passed = passed & torch.tensor(complete)

@@ -70,6 +70,26 @@ def search_signals(
                 spaces = leave_out(spaces, duals.outer[chosen])
             found.series.append(float(len(found)))
             step(len(chosen), note=f"{len(found)} of {total}")
+        if len(found) == total - 1:
+            found = add_last(found, spaces, leak, tolerance)
+            step(len(found) - total + 1)
+    return found
+
+
+def add_last(found: Found, spaces: Spaces, leak: float, tolerance: float) -> Found:
+    """The only record left has the only direction left, of either sign; its dual follows."""
+    n = spaces.a.shape[1]
+    for t in (spaces.t[:, :1].T, -spaces.t[:, :1].T):
+        slope, sure = slopes(t, leak, 1e-3)
+        joint = torch.cat([spaces.a, -slope.T * spaces.p], dim=1) * sure.T
+        null = torch.linalg.svd(joint, full_matrices=False)[2][-1:]
+        outer = null[:, :n]
+        a = outer @ spaces.a.T
+        residual = (null @ joint.T).norm(dim=1) / (a * sure).norm(dim=1)
+        fresh = new_ones(a, found.a)
+        if float(residual) < tolerance and len(fresh):
+            duals = Pairs(outer=normalize(outer, dim=1), inner=null[:, n:], residual=residual)
+            return add(found, spaces, t, duals, fresh)
     return found
 
 

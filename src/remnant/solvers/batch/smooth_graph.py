@@ -10,66 +10,34 @@ direction is known, the bias' 1 sets the size and a few more steps make the reco
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.algebra import complement, damped_cholesky, distinct
 from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found
-from remnant.solvers.batch.resimulate import slope_at
+from remnant.solvers.batch.smooth_problem import SmoothProblem
+from remnant.solvers.batch.smooth_refine import refine
 
 FORM, FINISH = 15, 12  # Levenberg-Marquardt steps on the sphere of a fixed size, and off it
 STARTS = 16  # starts of a round
-SIZES = (0.4, 1.2)  # of the first guess of |t|, which is mostly too large
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SmoothProblem:
-    """Two layers around a smooth activation, seen from n records' coordinates y."""
-
-    activation: nn.Module
-    t: Tensor  # w x n, orthonormal columns
-    one: Tensor | None  # n: y . one = 1 for records; None without a bias in the first layer
-    features: Tensor  # (w+1) x n or w x n, orthonormal columns: holds [f(t), 1] or f(t)
-    a: Tensor  # w x n, the duals' frame
-    p: Tensor  # w x n, the signals' frame
-    inverse1: Tensor  # n x n
-    size: float  # first guess of the root-mean-square of t
-
-    def images(self, t: Tensor) -> Tensor:
-        """k x (w+1): what has to lie in the frame of the features."""
-        with torch.no_grad():
-            values: Tensor = self.activation(t)
-        if len(self.features) == len(self.t):
-            return values
-        return torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-
-    def slopes(self, t: Tensor) -> Tensor:
-        """k x (w+1): their derivatives by t."""
-        slope = slope_at(self.activation, t)
-        if len(self.features) == len(self.t):
-            return slope
-        return torch.cat([slope, torch.zeros_like(slope[:, :1])], dim=1)
-
-    def any_size(self) -> Tensor:
-        """The features' frame with the image of t = 0 added: holds a record's at any small size.
-
-        f(c t) is about f(0) + c (f(t) - f(0)), a combination of the record's image and that of 0.
-        """
-        zero = self.images(torch.zeros(1, len(self.t), dtype=self.t.dtype))
-        if float(zero.abs().max()) == 0:
-            return self.features
-        frame: Tensor = torch.linalg.qr(torch.cat([self.features, zero.T], dim=1))[0]
-        return frame
+# Before a record is known, |t| is looked for from its least possible value up; a start of half to
+# 1.1 times the right size finds a record.
+LARGEST = 40.0
+NEAR = 2.0  # residual below which a point is worth refining; lost ones end at 4
+KNOWN_SIZES = (0.6, 1.0)  # of the sizes of found records
 
 
 def search_smooth(
     problem: SmoothProblem, settings: BatchSearch, tolerance: float, generator: torch.Generator
 ) -> Found:
-    """Records until all are found or patience ends; each is exact on its own."""
+    """Records until all are found or patience ends; each is exact on its own.
+
+    tolerance: the largest standard deviation of a record, relative to its size. It stands as
+    `graph_residual` in what is found.
+    """
     total = problem.t.shape[1]
     found, lost = nothing_found(len(problem.t)), 0
     z = torch.zeros(0, total, dtype=torch.float64)
@@ -77,21 +45,20 @@ def search_smooth(
         while len(found) < total and lost < settings.patience:
             # What the duals exclude is excluded a little wrongly: when lost, look everywhere.
             excluded = z[: 0 if lost % 2 else len(z)] @ problem.inverse1.T
-            y, residual = propose(problem, complement(excluded, total), found, generator)
-            chosen = (residual < tolerance).nonzero()[:, 0]
-            chosen = chosen[residual[chosen].argsort()]
-            chosen = chosen[new_points(problem, y[chosen], found)][: total - len(found)]
+            y = propose(problem, complement(excluded, total), found, generator)
+            near = refine(problem, y[new_points(problem, y, found)])
+            chosen = (near.deviation < tolerance).nonzero()[:, 0]
+            chosen = chosen[near.deviation[chosen].argsort()]
+            chosen = chosen[new_points(problem, near.y[chosen], found)][: total - len(found)]
             lost = 0 if len(chosen) else lost + 1
-            if len(chosen):
-                fresh, misfit = smooth_duals(problem, y[chosen])
-                z = torch.cat([z, fresh])
-                found = Found(
-                    t=torch.cat([found.t, y[chosen] @ problem.t.T]),
-                    a=torch.cat([found.a, fresh @ problem.a.T]),
-                    graph_residual=torch.cat([found.graph_residual, residual[chosen]]),
-                    dual_residual=torch.cat([found.dual_residual, misfit]),
-                    series=found.series,
-                )
+            z = torch.cat([z, near.z[chosen]])
+            found = Found(
+                t=torch.cat([found.t, near.y[chosen] @ problem.t.T]),
+                a=torch.cat([found.a, near.z[chosen] @ problem.a.T]),
+                graph_residual=torch.cat([found.graph_residual, near.deviation[chosen]]),
+                dual_residual=torch.cat([found.dual_residual, near.dual_residual[chosen]]),
+                series=found.series,
+            )
             found.series.append(float(len(found)))
             step(len(chosen), note=f"{len(found)} of {total}")
     return found
@@ -99,19 +66,20 @@ def search_smooth(
 
 def propose(
     problem: SmoothProblem, basis: Tensor, found: Found, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Points y (k x n) and their residuals (k), from random starts in the basis (n x r)."""
+) -> Tensor:
+    """Points y (k x n) near records or nowhere, best first, from random starts in the basis."""
     count = min(STARTS, max(4, 2 * basis.shape[1]))
     width = len(problem.t)
     u = normalize(
         torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64), dim=1
     )
-    draw = torch.rand(count, generator=generator, dtype=torch.float64)
+    draw, share = torch.rand(2, count, generator=generator, dtype=torch.float64)
     if len(found):
-        sizes = found.t.square().mean(1).sqrt()[(draw * len(found)).long()]
+        low, high = KNOWN_SIZES
+        known = found.t.square().mean(1).sqrt()[(share * len(found)).long()]
+        sizes = known * (low + (high - low) * draw)
     else:
-        low, high = SIZES
-        sizes = problem.size * low * (high / low) ** draw
+        sizes = problem.size * LARGEST**draw
     u = u * (sizes * math.sqrt(width))[:, None]
     u = least_squares(problem, problem.t @ basis, problem.any_size(), u, None, True, FORM)
     y = u @ basis.T
@@ -119,7 +87,8 @@ def propose(
         last = y @ problem.one
         y = y[last.abs() > 1e-6] / last[last.abs() > 1e-6, None]
     y = least_squares(problem, problem.t, problem.features, y, problem.one, False, FINISH)
-    return y, residuals(problem, y)
+    residual = residuals(problem, y)
+    return y[residual.argsort()][: int((residual < NEAR).sum())]
 
 
 def least_squares(
@@ -185,7 +154,7 @@ def residuals(problem: SmoothProblem, y: Tensor) -> Tensor:
     """k: what is outside the features' frame, relative to what is not linear in f(t)."""
     t = y @ problem.t.T
     image = problem.images(t)
-    rest = image - (image @ problem.features) @ problem.features.T
+    rest = problem.outside(image)
     values, centred = image[:, : t.shape[1]], t - t.mean(1, keepdim=True)
     values = values - values.mean(1, keepdim=True)
     slope = (values * centred).sum(1) / centred.square().sum(1).clamp(min=1e-300)
@@ -198,17 +167,3 @@ def new_points(problem: SmoothProblem, y: Tensor, found: Found) -> list[int]:
     known = found.t @ problem.t
     kept = distinct(torch.cat([known, y]), 0.9999)
     return [i - len(known) for i in kept if i >= len(known)]
-
-
-def smooth_duals(problem: SmoothProblem, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit rows z (k x n) and their misfit (k): null vectors of [a_frame, -slope * p_frame]."""
-    n = y.shape[1]
-    slope = slope_at(problem.activation, y @ problem.t.T)
-    found, misfit = [], []
-    for i in range(len(y)):
-        joint = torch.cat([problem.a, -slope[i][:, None] * problem.p], dim=1)
-        values, vectors = torch.linalg.eigh(joint.T @ joint)
-        z = vectors[:n, 0]
-        found.append(z / z.norm())
-        misfit.append(torch.sqrt(values[0].clamp(min=0) / values[1].clamp(min=1e-300)))
-    return torch.stack(found), torch.stack(misfit)

@@ -7,9 +7,10 @@ are met by Newton's method on the squared violations, with a sparse factorisatio
 layer is convex and takes a step or a few. Layers before the last are unknown masks and window
 maxima, taken from the current estimate: then a small residual, not a proof, is what can be had.
 
-`determined` says whether the equations alone fix the image: at least as many as pixels, a Jacobian
-of full rank by its smallest singular value, and a residual of next to nothing. Among the images
-that fit an undetermined one, the returned is the smoothest difference from `start`.
+`determined` says whether the image is fixed: a residual of next to nothing, and hardly any room
+where the equations are weak (`room`; behind masks or maxima, a Jacobian of full rank instead).
+Among the images that fit an undetermined one, the returned is the smoothest difference from
+`start`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from torch.nn import functional as F
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.convolutions.prefix import Prefix, jacobian, read_prefix
+from remnant.solvers.convolutions.room import room_along, weak_directions
 
 Vector = NDArray[np.float64]
 DAMPING = 1e-13  # of the mean squared column: holds open directions, moves no other
+AMPLIFIED = 1e-3  # condition times residual: how far an image may be off, relative
 SHORTER = (1.0, 0.5, 0.2, 0.05)  # of a Newton step that overshoots
 
 
@@ -44,6 +47,7 @@ class Inversion:
     tolerance: float = 1e-13  # of the residual, where the steps end
     fits: float = 1e-6  # a residual above is no fit; more for features that are not exact
     full_rank: float = 1e-6  # smallest over largest singular value, below which it is not full
+    within: float = 0.02  # L2 that an image may have left to move and still be determined
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +56,8 @@ class Images:
 
     residual: violation of equations, inequalities and box over the features' norm. equations:
     active units at the end. condition: largest over smallest singular value of the equations'
-    Jacobian there (infinite where they are fewer than the unknowns).
+    Jacobian there (infinite where they are fewer than the unknowns). room: how far, in L2, the
+    image may move where its equations are weak (infinite where that is not known).
     """
 
     inputs: Tensor
@@ -60,6 +65,7 @@ class Images:
     determined: Tensor
     equations: Tensor
     condition: Tensor
+    room: Tensor
     steps: Tensor
     unknowns: int
 
@@ -104,15 +110,18 @@ def invert_features(
             )
             found.append(_invert_one(problem, x.clip(low, high), settings, generator))
             advance()
-    inputs, *figures = zip(*found, strict=True) if found else ((), (), (), (), ())
-    residual, equations, condition, steps = (torch.tensor(values) for values in figures)
-    full = condition < 1 / settings.full_rank
+    inputs, *figures = zip(*found, strict=True) if found else ((),) * 6
+    residual, equations, condition, room, steps = (torch.tensor(values) for values in figures)
+    held = condition < 1 / settings.full_rank
+    if prefix.affine:  # the equations alone hold it, if they do not amplify what they leave over
+        held = (room < settings.within) | (condition * residual < AMPLIFIED)
     return Images(
         inputs=torch.tensor(np.array(inputs)).reshape(k, *input_shape),
         residual=residual,
-        determined=full & (residual < settings.fits),
+        determined=held & (residual < settings.fits),
         equations=equations,
         condition=condition,
+        room=room,
         steps=steps,
         unknowns=int(np.prod(input_shape)),
     )
@@ -178,8 +187,8 @@ class Problem:
 
 def _invert_one(
     problem: Problem, start: Vector, settings: Inversion, generator: torch.Generator
-) -> tuple[Vector, float, int, float, int]:
-    """The image, its residual, its equations, their condition, the steps taken.
+) -> tuple[Vector, float, int, float, float, int]:
+    """The image, its residual, its equations, their condition, its room, the steps taken.
 
     Masks and maxima inside can leave the descent in a local minimum. Since a feature sees few
     pixels, regions are right or wrong on their own: shake those to blame for a violation, descend,
@@ -199,7 +208,30 @@ def _invert_one(
         taken, shakes = taken + more + again, shakes - 1
     held = jacobian(prefix, at.values, at.equation)
     held = held[np.diff(held.indptr) > 0]  # a window that is silent throughout says nothing here
-    return at.x, at.cost**0.5 / problem.norm, held.shape[0], _condition(held), taken
+    x, room = _settle(problem, at, held, settings.within)
+    return x, at.cost**0.5 / problem.norm, held.shape[0], _condition(held), room, taken
+
+
+def _settle(
+    problem: Problem, at: Point, held: sp.csr_matrix, within: float
+) -> tuple[Vector, float]:
+    """The middle of the images that fit, if they are close, and how far from it they reach."""
+    if not problem.prefix.affine:
+        return at.x, float("inf")
+    gram = (held.T @ held).tocsc()
+    weak = weak_directions(gram, _factor(gram, DAMPING * gram.diagonal().mean()))
+    if weak is None:
+        return at.x, float("inf")
+    silent = ~at.equation
+    cut = problem.silent * problem.target.max(initial=0)
+    z = at.values[-1].flatten().numpy()
+    eye = sp.eye(len(at.x))
+    boxed = np.isfinite(problem.low) & np.isfinite(problem.high)
+    rows = [jacobian(problem.prefix, at.values, silent), eye.tocsr()[boxed], -eye.tocsr()[boxed]]
+    most = [cut - z[silent], (problem.high - at.x)[boxed], (at.x - problem.low)[boxed]]
+    noise = 3 * max(at.cost**0.5, 1e-8 * problem.norm)
+    shift, room = room_along(*weak, sp.vstack(rows).tocsr(), np.concatenate(most), noise)
+    return at.x + shift if room < within else at.x, room
 
 
 def _blame(problem: Problem, at: Point) -> Vector:
