@@ -12,6 +12,7 @@ from remnant.data import load
 from remnant.errors import DataError
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
+from remnant.experiments import informed_studies as informed
 from remnant.experiments import ntk_studies as ntk
 from remnant.experiments.studies import (
     STUDIES,
@@ -27,6 +28,7 @@ from remnant.store import open_run
 from remnant.types import Candidates, Status
 
 DIGITS = ("digits",)
+INFORMED = {"fixed": 30, "shadows": 40, "targets": 2, "epochs": 3, "evaluations": 6}
 TINY = {
     "gradient-dimension": pairs.Dimension(width=800, dimensions=(5, 8), repeats=1),
     "gradient-pairs": pairs.Pairs(widths=(300,), repeats=1, data=DIGITS),
@@ -53,12 +55,18 @@ TINY = {
     "leak-factors": ntk.LeakFactors(
         records=6, width=32, classes=(2,), class_records=4, steps=5, repeats=1, data=DIGITS
     ),
+    "informed-factors": informed.Factors(
+        factors=("default",), methods=("replay", "ridge"), **INFORMED
+    ),
+    "informed-shadows": informed.Shadows(counts=(20, 40), methods=("ridge",), **INFORMED),
+    "informed-batch": informed.Batches(lrs=(0.05,), sizes=(10,), methods=("ridge",), **INFORMED),
     "onion": ntk.Onion(
         records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True),), steps=5,
         data=DIGITS,
     ),
 }  # fmt: skip
-ROWS_PER_CELL = {"gradient-batch": 2, "onion": 2}
+ONLY_WITH_A_CERTIFICATE = {"certified", "wrongly_certified"}
+ROWS_PER_CELL = {"gradient-batch": 2, "onion": 2, "informed-factors": 2, "informed-shadows": 2}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +91,8 @@ def test_every_row_says_what_was_measured(results, name):
     cells = STUDIES[name].cells(TINY[name], 0)
     if name != "leak-factors":  # its first cell has a row a record
         assert len(result.rows) == len(cells) * ROWS_PER_CELL.get(name, 1)
-        assert all(set(STUDIES[name].columns) <= row.keys() for row in result.rows)
+        shown = set(STUDIES[name].columns) - ONLY_WITH_A_CERTIFICATE
+        assert all(shown <= row.keys() for row in result.rows)
     for row in result.rows:
         assert row["cpu_seconds"] >= 0
         assert row["seed"] == 0

@@ -124,7 +124,8 @@ class Knowledge:
     records: int | None = None  # how many records were trained on
     labels: Tensor | None = None  # their labels
     public: Tensor | None = None  # p x shape, other data of the same kind, in the data's own scale
-    known: Examples | None = None  # records known to be in the training set
+    public_labels: Tensor | None = None  # p, where they are known too
+    known: Examples | None = None  # records trained on; the unknown ones come after them
     loss: str | None = None  # the training loss, by name
     recipe: object | None = None  # the training recipe
 

@@ -23,6 +23,9 @@ SUMMARIES = {
     "kernel-distance": "000, Figure 3: error against how far training moved the kernel",
     "early-stopping": "000, Figure 15: error against the loss at which training stops",
     "leak-factors": "000, Figures 5, 7, 11: which records leak; the number of classes",
+    "informed-factors": "001, Tables II and V: one unknown record, factor by factor",
+    "informed-shadows": "001, Figure 5c: error against the number of shadow models",
+    "informed-batch": "001, Figure 7: error against the batch size",
     "onion": "000, Figure 6: remove the most exposed records, train again, attack again",
 }
 FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")

@@ -14,6 +14,8 @@ from remnant.data import BUNDLED, load
 from remnant.errors import DataError
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
+from remnant.experiments import informed_scenes as scenes
+from remnant.experiments import informed_studies as informed
 from remnant.experiments import ntk_studies as ntk
 from remnant.progress import task
 from remnant.report.lines import Panel, draw_lines
@@ -54,6 +56,10 @@ SCORES = (
     "cpu_seconds",
 )
 
+INFORMED = (
+    "mse", "median_mse", "oracle", "success", "exact", "certified", "wrongly_certified",
+    "labels_right", "cpu_seconds",
+)  # fmt: skip
 ERRORS = ("mean_error", "median_error", "cpu_seconds")
 
 STUDIES: Mapping[str, Study] = {
@@ -145,6 +151,33 @@ STUDIES: Mapping[str, Study] = {
             "removed", "balanced", "round", "records", "top_error", "top_before", "test_accuracy",
             *ERRORS,
         ),
+    ),
+    "informed-factors": Study(
+        title="One unknown record: replay, ridge and reconstructor network, factor by factor",
+        settings=scenes.Factors(),
+        quick=informed.QUICK_FACTORS,
+        cells=informed.factor_cells,
+        measure=informed.measure_factors,
+        plot=informed.plot_factors,
+        columns=("factor", "method", "shadows", *INFORMED),
+    ),
+    "informed-shadows": Study(
+        title="One unknown record: error against the number of shadow models",
+        settings=informed.Shadows(),
+        quick=informed.QUICK_SHADOWS,
+        cells=informed.shadow_cells,
+        measure=informed.measure_shadows,
+        plot=informed.plot_shadows,
+        columns=("method", "shadows", *INFORMED),
+    ),
+    "informed-batch": Study(
+        title="One unknown record: error against the batch size",
+        settings=informed.Batches(),
+        quick=informed.QUICK_BATCHES,
+        cells=informed.batch_cells,
+        measure=informed.measure_batches,
+        plot=informed.plot_batches,
+        columns=("batch_size", "method", "shadows", *INFORMED),
     ),
 }  # fmt: skip
 

@@ -1,0 +1,263 @@
+"""`informed`: the adversary knows all records but one (or a few) and how the model was trained
+(001: the strongest adversary, the one that differential privacy assumes)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from remnant.attacks.outcome import in_box, nothing
+from remnant.errors import InputError, expected
+from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
+from remnant.solvers.reconstructor.ridge import fit_per_label
+from remnant.solvers.replay.observe import Observation, stacked
+from remnant.solvers.replay.solve import (
+    Replayed,
+    ReplaySettings,
+    class_starts,
+    replay,
+    replay_update,
+)
+from remnant.training.fleet import FixedStep, SharedRun, check_recipe, share, train_fleet
+from remnant.training.recipes import GradientDescent
+from remnant.types import Candidates, Examples, Status, Target
+
+Method = Literal["replay", "ridge", "reconn"]
+METHODS: tuple[Method, ...] = ("replay", "ridge", "reconn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Informed:
+    """Reconstruct what is missing from a known training run.
+
+    replay: differentiate through the run and solve for the records (ours); needs no public data
+    and certifies a record by the run that it gives back. ridge, reconn: train shadow models on the
+    known records and one public record each, and learn the way back in closed form or by the
+    paper's network; nothing certifies what they return.
+    The unknown records are those that came last in the training order; without known records
+    they are all, as in an update of federated averaging.
+    """
+
+    method: Method = "replay"
+    layers: tuple[str, ...] | None = None  # beginnings of parameter names, None = all are seen
+    probes: int = 0  # black box: logits on that many public inputs are seen, and no weights
+    order_seed: int | None = None  # of the generator that shuffled mini-batches
+    double: bool | None = (
+        None  # float64; None = where it is needed (logits, chosen layers, several records)
+    )
+    restarts: int = 4  # replay without known records
+    shadows: int = 3500  # ridge, reconn: models to train, at most one for each public input
+    replaying: ReplaySettings = field(default_factory=ReplaySettings)
+    network: RecoNN = field(default_factory=RecoNN)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(expected("method", " or ".join(METHODS), repr(self.method)))
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        missing = self.unmet(target)
+        if missing:
+            return nothing(target, Status.NOT_APPLICABLE, missing)
+        if self.method == "replay":
+            return self.replay(target, generator)
+        return self.learn(target, generator)
+
+    def unmet(self, target: Target) -> str:
+        """What the attack would need and does not have, in a sentence; empty if nothing."""
+        held = target.knowledge
+        if held.initial is None:
+            return "the weights before training are unknown; give --initial"
+        try:
+            recipe = check_recipe(held.recipe)
+        except InputError as error:
+            return f"the training recipe must be known: {error}"
+        if batched(recipe) and self.order_seed is None:
+            return "the order of mini-batches is unknown; give the seed that shuffled them"
+        if held.known is None and (held.labels is None or self.method != "replay"):
+            return "no record is known; replay then needs the labels of all, the others cannot work"
+        if (self.probes or self.method != "replay") and held.public is None:
+            return f"{'probes' if self.probes else 'shadow models'} need public inputs"
+        if held.known is not None:
+            extra = unknown_count(target)
+            if extra < 1:
+                return f"{held.records} records were trained on and all are known"
+            if extra > 1 and (self.method != "replay" or unknown_labels(target, extra) is None):
+                return f"{extra} records are unknown; only replay works, and needs their labels"
+        return ""
+
+    def run_of(self, target: Target, dtype: torch.dtype) -> SharedRun:
+        held = target.knowledge
+        known, extra = held.known, unknown_count(target)
+        if known is None:
+            known = Examples(
+                inputs=torch.zeros(0, *target.input_shape),
+                labels=torch.zeros(0, dtype=torch.long),
+                ids=(),
+            )
+        return share(
+            target.model,
+            known,
+            held.recipe,
+            scaling=target.scaling,
+            extra=extra,
+            initial=held.initial,
+            order=self.order(),
+            dtype=dtype,
+        )
+
+    def order(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.order_seed or 0)
+
+    def observation(self, target: Target) -> Observation:
+        public = target.knowledge.public
+        probes = None
+        if self.probes and public is not None:
+            probes = target.scaling.to_model(public[: self.probes])
+        return Observation(layers=self.layers, probes=probes)
+
+    def replay(self, target: Target, generator: torch.Generator) -> Candidates:
+        hard = bool(self.probes) or self.layers is not None or unknown_count(target) > 1
+        double = hard if self.double is None else self.double
+        run = self.run_of(target, torch.float64 if double else torch.float32)
+        labels = unknown_labels(target, run.extra)
+        if not len(run.inputs):
+            assert labels is not None
+            low, high = ends_of(target)
+            found = replay_update(
+                run, target.weights, labels, shape=target.input_shape, generator=generator,
+                restarts=self.restarts, centres=(0.9 * low + 0.1 * high, 0.5 * low + 0.5 * high),
+                spread=(high - low) / 10,
+                settings=self.replaying,
+            )  # fmt: skip
+        else:
+            starts = class_starts(run.inputs, run.labels, outputs_of(target))
+            found = replay(
+                run,
+                stacked(target.weights),
+                starts=starts if labels is None else starts[labels][None],
+                labels=None if labels is None else labels[None],
+                observation=self.observation(target),
+                settings=self.replaying,
+            )
+        return conclude_replay(target, found)
+
+    def learn(self, target: Target, generator: torch.Generator) -> Candidates:
+        held = target.knowledge
+        assert held.public is not None
+        assert held.known is not None
+        count = min(self.shadows, len(held.public))
+        public = held.public[:count]
+        labels = public_labels(target)[:count]
+        run = self.run_of(target, torch.float32)
+        fleet = train_fleet(
+            target.model, held.known, public, labels, run.recipe,
+            scaling=target.scaling, generator=self.order(), initial=held.initial,
+            dtype=torch.float32,
+        )  # fmt: skip
+        observation = self.observation(target)
+        seen, mine = observation.seen(run, fleet), observation.seen(run, stacked(target.weights))
+        figures: dict[str, Any] = {"counted": 1, "found": 1, "certified": 0, "shadows": count}
+        if self.method == "ridge":
+            guess, label = fit_per_label(seen, public, labels)(mine, unknown_labels(target, 1))
+        else:
+            learned = fit_reconn(seen, public, self.network, generator=generator)
+            guess, label = learned(mine), None
+            figures |= {"loss": learned.losses[-1]}
+        if target.bounds is not None:
+            guess = guess.clamp(*target.bounds)
+        return Candidates(
+            inputs=guess.float(),
+            confidence=torch.zeros(1),
+            labels=label,
+            status=Status.INCONCLUSIVE,
+            reason="a learned reconstruction has no certificate; replay has one",
+            figures=figures,
+        )
+
+
+def batched(recipe: FixedStep) -> bool:
+    return not isinstance(recipe, GradientDescent) and recipe.batch_size is not None
+
+
+def unknown_count(target: Target) -> int:
+    """How many records of the run are unknown: one, unless the number of all is given."""
+    held = target.knowledge
+    if held.known is None:
+        return 0 if held.labels is None else len(held.labels)
+    return 1 if held.records is None else held.records - len(held.known)
+
+
+def unknown_labels(target: Target, extra: int) -> Tensor | None:
+    """Their labels, where known: the last of all labels, or just theirs."""
+    labels = target.knowledge.labels
+    return None if labels is None or len(labels) < extra else labels[-extra:]
+
+
+def public_labels(target: Target) -> Tensor:
+    """Labels of the public inputs: what is known of them, or what the released model says."""
+    held = target.knowledge
+    known: Tensor | None = getattr(held, "public_labels", None)
+    if known is not None:
+        return known
+    assert held.public is not None
+    with torch.no_grad():
+        like = next(target.model.parameters())
+        outputs: Tensor = target.model(target.scaling.to_model(held.public.to(like)))
+    return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+
+
+def outputs_of(target: Target) -> int:
+    """How many classes there are to try."""
+    with torch.no_grad():
+        like = next(target.model.parameters())
+        wide = target.model(torch.zeros(1, *target.input_shape).to(like)).shape[1]
+    return max(2, int(wide))
+
+
+def ends_of(target: Target) -> tuple[float, float]:
+    """The least and greatest entry that an input may have, in the model's scale."""
+    if target.bounds is None:
+        return -1.0, 1.0
+    ends = [target.scaling.to_model(torch.full(target.input_shape, end)) for end in target.bounds]
+    return float(ends[0].mean()), float(ends[1].mean())
+
+
+def conclude_replay(target: Target, found: Replayed) -> Candidates:
+    """The best answer's records, certified if the run with them ends at the released weights."""
+    records, labels = found.records[0], found.labels[0]
+    residual, count = float(found.residual[0]), len(found.records[0])
+    data = target.scaling.to_data(records).float()
+    boxed = bool(in_box(data, target.bounds).all())
+    certified = bool(found.matched[0]) and found.determined and boxed
+    words = f"the run with {'it' if count == 1 else 'them'} leaves {residual:.1e} of the misfit"
+    if certified:
+        reason = f"{words}: the records are those of the run"
+    elif not bool(found.matched[0]):
+        reason = (
+            f"{words}: the run was not matched; initial weights, order or recipe may be wrong, "
+            "noise may have been added, or more evaluations are needed"
+        )
+    elif not found.determined:
+        reason = f"{words}, but fewer numbers are seen than are unknown: others would fit as well"
+    else:
+        reason = f"{words}, but entries leave the box of the data"
+    return Candidates(
+        inputs=data,
+        confidence=torch.full((count,), 1.0 - min(1.0, residual) if certified else 0.0),
+        labels=labels,
+        status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
+        reason=reason,
+        figures={
+            "counted": count,
+            "found": count,
+            "certified": count if certified else 0,
+            "passed": [certified] * count,
+            "residual": residual,
+            "determined": found.determined,
+            "evaluations": found.evaluations,
+        },
+        trace={"residual": list(found.trace)},
+    )

@@ -1,0 +1,1 @@
+"""Maps from what is seen of a released model to the record, learned from shadow models."""

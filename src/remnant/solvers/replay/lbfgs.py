@@ -1,0 +1,114 @@
+"""L-BFGS on K independent problems at once: one evaluation moves every row by its own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""K x d -> values K and gradients K x d, row by row."""
+
+ARMIJO = 1e-4
+Pair = tuple[Tensor, Tensor, Tensor]  # step, change of gradient (K x d), 1 / their product (K)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Minimum:
+    """Where each row ended: points K x d, values K, the values after every evaluation."""
+
+    points: Tensor
+    values: Tensor
+    evaluations: int
+    trace: tuple[Tensor, ...]
+
+
+def minimise(
+    objective: Objective,
+    start: Tensor,
+    *,
+    evaluations: int,
+    history: int = 30,
+    enough: Tensor | float = 0.0,
+    first_step: float = 1.0,
+    each: Callable[[], object] = lambda: None,
+) -> Minimum:
+    """Descend from `start` (K x d) until every value is at most `enough` or evaluations run out.
+
+    A row whose trial point does not fall enough (Armijo) stays, and tries a shorter step at the
+    next evaluation. first_step: the length of the first one.
+    """
+    x = start.clone()
+    f, g = objective(x)
+    each()
+    direction, step = _downhill(g) * first_step, torch.ones_like(f)
+    pairs: list[Pair] = []
+    trace, count = [f], 1
+    while count < evaluations and not bool((f <= enough).all()):
+        slope = _dot(g, direction)
+        tried = x + step[:, None] * direction
+        value, gradient = objective(tried)
+        each()
+        count += 1
+        good = (value <= f + ARMIJO * step * slope) & value.isfinite()
+        good &= gradient.isfinite().all(1)
+        pairs = _remember(pairs, good, tried - x, gradient - g, history)
+        shorter = _shorter(f, slope, step, value)
+        x, g = torch.where(good[:, None], tried, x), torch.where(good[:, None], gradient, g)
+        f = torch.where(good, value, f)
+        turned = _two_loop(pairs, g, first_step)
+        direction = torch.where(good[:, None], turned, direction)
+        step = torch.where(good, torch.ones_like(step), shorter)
+        # A row that cannot fall along its direction starts again downhill, with a small step.
+        stuck = step < 1e-8
+        direction = torch.where(stuck[:, None], _downhill(g) * first_step, direction)
+        step = torch.where(stuck, torch.full_like(step, 1e-2), step)
+        trace.append(f)
+    return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1)
+
+
+def _downhill(g: Tensor) -> Tensor:
+    return nn.functional.normalize(g, dim=1, eps=1e-30).neg()
+
+
+def _shorter(f: Tensor, slope: Tensor, step: Tensor, value: Tensor) -> Tensor:
+    """The minimum of the parabola through what is known, within a tenth and a half of the step."""
+    parabola = -slope * step.square() / (2 * (value - f - slope * step))
+    parabola = torch.where(parabola.isfinite(), parabola, 0.1 * step)
+    return torch.minimum(torch.maximum(parabola, 0.1 * step), 0.5 * step)
+
+
+def _remember(
+    pairs: list[Pair], good: Tensor, moved: Tensor, change: Tensor, history: int
+) -> list[Pair]:
+    s = torch.where(good[:, None], moved, 0.0)
+    y = torch.where(good[:, None], change, 0.0)
+    product = _dot(s, y)
+    curved = product > 1e-12 * s.norm(dim=1) * y.norm(dim=1)
+    inverse = torch.where(curved, 1 / product.clamp(min=1e-30), 0.0)
+    usable = inverse.isfinite() & (product > 1e-30)
+    inverse = torch.where(usable, inverse, 0.0)
+    return [*pairs, (s, y, inverse)][-history:] if bool((inverse > 0).any()) else pairs
+
+
+def _two_loop(pairs: list[Pair], g: Tensor, first_step: float) -> Tensor:
+    """The quasi-Newton direction, or downhill where that would climb."""
+    q, weights = g, []
+    scale = torch.zeros_like(g[:, 0])
+    for s, y, inverse in reversed(pairs):
+        weight = inverse * _dot(s, q)
+        q = q - weight[:, None] * y
+        weights.append(weight)
+        newest = (scale == 0) & (inverse > 0)
+        scale = torch.where(newest, _dot(s, y) / _dot(y, y).clamp(min=1e-30), scale)
+    plain = first_step / g.norm(dim=1).clamp(min=1e-30)
+    q = q * torch.where(scale > 0, scale, plain)[:, None]
+    for (s, y, inverse), weight in zip(pairs, reversed(weights), strict=True):
+        q = q + (weight - inverse * _dot(y, q))[:, None] * s
+    return torch.where((_dot(q, g) <= 0)[:, None], _downhill(g) * first_step, -q)

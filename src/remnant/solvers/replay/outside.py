@@ -1,0 +1,56 @@
+"""The part of an unknown record outside the known records' span, read off the first dense layer.
+
+A descent step changes the first layer by sum_i a_i x_i^T. Outside the span of the known records
+only the unknown one is left: the change there is a x_out^T, of rank one, whatever the activation.
+So x lies in the known span plus one line, and is solved for in r + 1 numbers instead of d. Adam
+scales every coordinate by itself, which breaks it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remnant.training.fleet import SharedRun
+from remnant.training.recipes import Adam
+from remnant.types import Weights
+
+CLEAR = 1e3  # how far the direction must stand above the next: its error is the inverse
+
+
+def frames(run: SharedRun, released: Weights) -> Tensor | None:
+    """K x d x (r+1), orthonormal columns: where each unknown record lies; None if not known.
+
+    The columns are the known records' span and the line outside it.
+    """
+    first = next((i for i, w in enumerate(run.start) if w.ndim > 1), 0)
+    x = run.inputs.flatten(1).double()
+    start = run.start[first].double()
+    dense = start.ndim == 2 and start.shape[1] == x.shape[1]
+    if run.extra != 1 or isinstance(run.recipe, Adam) or not dense or not len(x):
+        return None
+    _, values, right = torch.linalg.svd(x, full_matrices=True)
+    rank = int((values > 1e-6 * values[0]).sum())
+    span, empty = right[:rank].T, right[rank:].T
+    if empty.shape[1] < 2:
+        return None
+    lines = []
+    for end in released[run.names[first]].double():
+        change = (end - decayed(run) * start) @ empty
+        _, size, direction = torch.linalg.svd(change, full_matrices=False)
+        if len(size) > 1 and float(size[0]) < CLEAR * float(size[1]):
+            return None
+        lines.append(torch.cat([span, (empty @ direction[0])[:, None]], 1))
+    return torch.stack(lines).to(run.inputs)
+
+
+def decayed(run: SharedRun) -> float:
+    """What weight decay leaves of a weight that no record moves."""
+    weight, velocity = 1.0, 0.0
+    recipe = run.recipe
+    if isinstance(recipe, Adam):
+        return 1.0
+    for _ in run.rows:
+        velocity = recipe.momentum * velocity + recipe.weight_decay * weight
+        weight -= recipe.lr * velocity
+    return weight

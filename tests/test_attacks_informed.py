@@ -1,0 +1,152 @@
+"""The informed attack: what comes back, and how it says that it could not."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from remnant.attacks.informed import Informed
+from remnant.data import load
+from remnant.errors import InputError
+from remnant.models import build
+from remnant.solvers.reconstructor.reconn import RecoNN
+from remnant.solvers.replay.solve import ReplaySettings
+from remnant.training import SGD, DecayTime, GradientDescent, train
+from remnant.types import Knowledge, Scaling, Status, Target
+
+RECIPE = GradientDescent(lr=0.2, momentum=0.9, steps=12)
+QUICK = ReplaySettings(evaluations=40, label_evaluations=6, labels_tried=2)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@functools.cache
+def informed_target(recipe=RECIPE, records=31, unknown=1, activation="elu"):
+    """(target, truth): a network on digits of which all but the last are known."""
+    examples = load("digits")
+    trained_on = examples.take(range(records))
+    scaling = Scaling(mean=examples.inputs[500:].mean(0), std=torch.tensor(0.5))
+    model = build(f"mlp:64-8-10:{activation}", generator=seeded(1))
+    trained = train(model, trained_on, recipe, scaling=scaling, generator=seeded(9))
+    known = trained_on.take(range(records - unknown)) if records > unknown else None
+    knowledge = Knowledge(
+        initial=trained.initial,
+        recipe=recipe,
+        known=known,
+        public=examples.inputs[300:500],
+        labels=trained_on.labels if unknown > 1 else None,
+        records=records,
+    )
+    target = Target(
+        model=trained.model, input_shape=(1, 8, 8), scaling=scaling, knowledge=knowledge
+    )
+    return target, trained_on.take(range(records - unknown, records))
+
+
+def knowing(target, **changes):
+    return replace(target, knowledge=replace(target.knowledge, **changes))
+
+
+def test_replay_finds_and_certifies_the_record_and_its_label():
+    target, truth = informed_target()
+    found = Informed(replaying=QUICK)(target, generator=seeded(0))
+    assert found.status is Status.COMPLETE, found.reason
+    assert found.labels.tolist() == truth.labels.tolist()
+    assert (found.inputs - truth.inputs).square().mean() < 1e-4
+    assert found.figures["residual"] < 1e-4
+    assert found.figures["certified"] == 1
+    again = Informed(replaying=QUICK)(target, generator=seeded(0))
+    assert torch.equal(found.inputs, again.inputs)
+
+
+def test_mini_batches_with_a_known_seed_and_with_a_wrong_one():
+    target, truth = informed_target(SGD(lr=0.1, epochs=4, batch_size=10))
+    attack = Informed(replaying=replace(QUICK, evaluations=60), order_seed=9)
+    right = attack(target, generator=seeded(0))
+    assert right.status is Status.COMPLETE, right.reason
+    assert (right.inputs - truth.inputs).square().mean() < 1e-3
+    wrong = replace(attack, order_seed=8, replaying=QUICK)(target, generator=seeded(0))
+    assert wrong.status is Status.INCONCLUSIVE
+    assert "was not matched" in wrong.reason
+    assert wrong.figures["residual"] > 1e-3
+    assert float(wrong.confidence) == 0.0
+    unknown = replace(attack, order_seed=None)(target, generator=seeded(0))
+    assert unknown.status is Status.NOT_APPLICABLE
+    assert "mini-batches" in unknown.reason
+
+
+def test_the_wrong_start_is_inconclusive():
+    target, _ = informed_target()
+    other = build("mlp:64-8-10:elu", generator=seeded(2))
+    guessed = knowing(target, initial={n: p.detach() for n, p in other.named_parameters()})
+    found = Informed(replaying=QUICK)(guessed, generator=seeded(0))
+    assert found.status is Status.INCONCLUSIVE
+    assert "initial weights" in found.reason
+    assert found.figures["residual"] > 1e-3
+
+
+def test_too_little_seen_is_inconclusive_even_if_it_fits():
+    target, _ = informed_target()
+    found = Informed(layers=("3.bias",), replaying=replace(QUICK, labels_tried=1))(
+        target, generator=seeded(0)
+    )
+    assert found.status is Status.INCONCLUSIVE
+    assert not found.figures["determined"]
+
+
+def test_two_unknown_records_with_their_labels():
+    target, truth = informed_target(unknown=2)
+    found = Informed(replaying=replace(QUICK, evaluations=80), double=True)(
+        target, generator=seeded(0)
+    )
+    assert found.status is Status.COMPLETE, found.reason
+    assert (found.inputs - truth.inputs).square().mean() < 1e-3
+    silent = Informed()(knowing(target, labels=None), generator=seeded(0))
+    assert silent.status is Status.NOT_APPLICABLE
+    assert "needs their labels" in silent.reason
+
+
+def test_an_update_of_a_client_with_no_known_record():
+    target, truth = informed_target(GradientDescent(lr=0.1, steps=3), records=2, unknown=2)
+    assert target.knowledge.known is None
+    attack = Informed(replaying=replace(QUICK, evaluations=150), restarts=2)
+    found = attack(target, generator=seeded(0))
+    assert found.status is Status.COMPLETE, found.reason
+    assert found.labels.tolist() == truth.labels.tolist()
+    assert (found.inputs - truth.inputs).square().mean() < 1e-6
+
+
+@pytest.mark.parametrize("method", ["ridge", "reconn"])
+def test_learned_reconstructions_beat_the_mean_and_certify_nothing(method):
+    target, truth = informed_target()
+    attack = Informed(method=method, network=RecoNN(width=64, epochs=30, batch_size=32))
+    found = attack(target, generator=seeded(0))
+    assert found.status is Status.INCONCLUSIVE
+    assert "no certificate" in found.reason
+    mean = load("digits").inputs[300:500].mean(0)
+    assert (found.inputs - truth.inputs).square().mean() < (mean - truth.inputs).square().mean()
+    assert found.figures["shadows"] == 200
+    assert found.inputs.min() >= 0
+    assert found.inputs.max() <= 1
+
+
+def test_what_is_missing_is_said():
+    target, _ = informed_target()
+    for changes, words in [
+        ({"initial": None}, "give --initial"),
+        ({"recipe": None}, "GradientDescent, SGD or Adam"),
+        ({"recipe": DecayTime()}, "got DecayTime"),
+        ({"known": None}, "needs the labels of all"),
+        ({"records": 30}, "all are known"),
+    ]:
+        found = Informed()(knowing(target, **changes), generator=seeded(0))
+        assert found.status is Status.NOT_APPLICABLE
+        assert words in found.reason
+        assert len(found) == 0
+    found = Informed(method="ridge")(knowing(target, public=None), generator=seeded(0))
+    assert "shadow models need public inputs" in found.reason
+    with pytest.raises(InputError, match="replay or ridge or reconn"):
+        Informed(method="guess")

@@ -1,0 +1,202 @@
+"""Replay: the gradient through a run, what it recovers, and that it says when it did not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from remnant.data import load
+from remnant.errors import InputError
+from remnant.models import build
+from remnant.solvers.replay.kinks import with_kinks
+from remnant.solvers.replay.lbfgs import minimise
+from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.outside import frames
+from remnant.solvers.replay.solve import ReplaySettings, class_starts, replay, replay_update
+from remnant.solvers.replay.unroll import end_of_run, misfit
+from remnant.training import SGD, Adam, GradientDescent
+from remnant.training.fleet import share
+from remnant.types import Scaling
+
+RECIPE = GradientDescent(lr=0.2, momentum=0.9, steps=12)
+QUICK = ReplaySettings(evaluations=50, label_evaluations=8)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def a_run(recipe=RECIPE, records=30, extra=1, spec="mlp:64-8-10:elu", init=1, order=3, targets=3):
+    """(the run, released weights of K models, truth K x m x shape, labels K x m)."""
+    examples = load("digits")
+    fixed = examples.take(range(records))
+    model = build(spec, generator=seeded(init), dtype=torch.float64)
+    run = share(model, fixed, recipe, scaling=Scaling(), extra=extra, order=seeded(order))
+    rows = torch.arange(100, 100 + targets * extra).view(targets, extra)
+    truth, labels = examples.inputs.double()[rows], examples.labels[rows]
+    return run, run.named(end_of_run(run, truth, labels)), truth, labels
+
+
+def starts_of(run):
+    return class_starts(run.inputs, run.labels, 10)
+
+
+def worst(found, truth):
+    return float((found.records - truth).square().flatten(1).mean(1).max())
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        replace(RECIPE, steps=4, weight_decay=1e-2),
+        SGD(lr=0.1, epochs=2, batch_size=16),
+        Adam(lr=1e-2, steps=4, eps=1e-3),
+    ],
+    ids=["momentum", "batches", "adam"],
+)
+@pytest.mark.parametrize("memory", [1 << 30, 1], ids=["all states", "every s-th"])
+def test_the_gradient_is_that_of_finite_differences(recipe, memory):
+    run, _, truth, labels = a_run(recipe, targets=2)
+    observe = Observation().of(run)
+    seen = observe(list(run.stack(2)))
+    direction = torch.randn(truth.shape, generator=seeded(0), dtype=torch.float64)
+
+    def value(records):
+        return misfit(run, records, labels, observe, seen, memory=memory)[0]
+
+    _, gradient = misfit(run, truth, labels, observe, seen, memory=memory)
+    h = 1e-5
+    slope = (value(truth + h * direction) - value(truth - h * direction)) / (2 * h)
+    assert torch.allclose((gradient * direction).flatten(1).sum(1), slope, rtol=1e-5)
+
+
+def test_records_and_labels_come_back_and_nothing_is_told():
+    run, released, truth, labels = a_run()
+    found = replay(run, released, starts=starts_of(run), settings=QUICK)
+    assert torch.equal(found.labels, labels)
+    assert worst(found, truth) < 1e-7
+    assert found.matched.all()
+    assert found.determined
+    assert found.trace[-1] < 1e-6 < found.trace[0]
+
+
+@pytest.mark.parametrize("what", ["initial weights", "order", "noise"])
+def test_a_wrong_run_is_told_by_its_residual(what):
+    recipe = SGD(lr=0.1, epochs=4, batch_size=10) if what == "order" else RECIPE
+    run, released, truth, labels = a_run(recipe)
+    assumed = {"initial weights": {"init": 2}, "order": {"order": 4}, "noise": {}}[what]
+    other = a_run(recipe, **assumed)[0]
+    if what == "noise":
+        noise = {n: torch.randn(w.shape, generator=seeded(0)) for n, w in released.items()}
+        released = {n: w + 0.01 * noise[n] for n, w in released.items()}
+    starts = starts_of(run)[labels]
+    found = replay(other, released, starts=starts, labels=labels, settings=QUICK)
+    assert not found.matched.any()
+    assert worst(found, truth) > 1e-3
+
+
+def test_several_unknown_records_and_known_batches():
+    for recipe, extra in [(RECIPE, 3), (SGD(lr=0.1, epochs=4, batch_size=10), 1)]:
+        run, released, truth, labels = a_run(recipe, extra=extra, targets=1)
+        starts = starts_of(run)[labels]
+        found = replay(
+            run, released, starts=starts, labels=labels, settings=replace(QUICK, evaluations=80)
+        )
+        assert found.matched.all()
+        assert worst(found, truth) < 1e-5
+
+
+def test_chosen_layers_and_logits():
+    run, released, truth, labels = a_run(targets=1)
+    starts = starts_of(run)[labels]
+    probes = Observation(probes=load("digits").inputs[200:300])
+    settings = replace(QUICK, evaluations=150)
+    found = replay(
+        run, released, starts=starts, labels=labels, observation=probes, settings=settings
+    )
+    assert found.determined
+    assert float(found.residual) < 1e-6
+    assert worst(found, truth) < 1e-3
+    few = Observation(layers=("3.bias",))
+    assert few.chosen(run.names) == ("3.bias",)
+    found = replay(run, released, starts=starts, labels=labels, observation=few, settings=QUICK)
+    assert not found.determined  # ten numbers cannot tell sixty-four
+    with pytest.raises(InputError, match=r"the beginning of some of 1\.weight"):
+        Observation(layers=("7",)).chosen(run.names)
+
+
+def test_a_federated_update_with_nothing_known():
+    examples = load("digits")
+    recipe = GradientDescent(lr=0.1, steps=5)
+    model = build("mlp:64-40-10:elu", generator=seeded(1), dtype=torch.float64)
+    run = share(model, examples.take([]), recipe, scaling=Scaling(), extra=2)
+    truth, labels = examples.inputs[5:7].double(), examples.labels[5:7]
+    released = {n: w[0] for n, w in run.named(end_of_run(run, truth[None], labels[None])).items()}
+    found = replay_update(
+        run, released, labels, shape=examples.shape, generator=seeded(0), restarts=2,
+        settings=replace(QUICK, evaluations=150),
+    )  # fmt: skip
+    assert found.matched[0]
+    assert found.residual[0] <= found.residual[1]
+    assert float((found.records[0] - truth).square().mean()) < 1e-6
+
+
+def test_relu_keeps_its_run_and_gains_a_second_derivative():
+    run, released, truth, labels = a_run(spec="mlp:64-8-10", targets=1)
+    bent = with_kinks(run, 10.0)
+    for name, end in bent.named(end_of_run(bent, truth, labels)).items():
+        assert torch.equal(end, released[name])
+    x = torch.tensor([-0.3, 0.2], requires_grad=True)
+    (slope,) = torch.autograd.grad(bent.model[2](x).sum(), x, create_graph=True)
+    (bump,) = torch.autograd.grad(slope.sum(), x)
+    s = torch.sigmoid(10 * x.detach())
+    assert slope.tolist() == [0.0, 1.0]
+    assert torch.allclose(bump, 10 * s * (1 - s))
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+def test_the_first_layer_tells_the_line_outside_the_known_span(activation):
+    recipe = replace(RECIPE, weight_decay=1e-2)
+    run, released, truth, _labels = a_run(recipe, spec=f"mlp:64-8-10:{activation}")
+    frame = frames(run, released)
+    assert frame.shape[2] == 1 + int(torch.linalg.matrix_rank(run.inputs.flatten(1)))
+    flat = truth.flatten(1)
+    kept = (frame @ (frame.transpose(1, 2) @ flat[:, :, None]))[:, :, 0]
+    assert torch.allclose(kept, flat, atol=1e-8)
+    noisy = {n: w + 1e-4 * torch.rand(w.shape, generator=seeded(0)) for n, w in released.items()}
+    assert frames(run, noisy) is None
+    assert frames(a_run(Adam(steps=3))[0], released) is None
+
+
+def test_relu_records_that_match_are_right_and_the_others_are_told():
+    run, released, truth, labels = a_run(spec="mlp:64-10-10", records=99, targets=4)
+    starts = starts_of(run)[labels]
+    settings = replace(QUICK, evaluations=40, kinks=(10.0, 0.0))
+    found = replay(run, released, starts=starts, labels=labels, settings=settings)
+    errors = (found.records - truth).square().flatten(1).mean(1)
+    assert found.matched.any()
+    assert float(errors[found.matched].max()) < 1e-5
+    assert found.evaluations > 40 or found.matched.all()
+
+
+def test_rows_of_lbfgs_are_independent():
+    scale = torch.logspace(0, 3, 6, dtype=torch.float64)
+
+    def bowl(x):
+        return (scale * x.square()).sum(1), 2 * scale * x
+
+    start = torch.randn(3, 6, generator=seeded(0), dtype=torch.float64) * torch.tensor(
+        [[1.0], [10.0], [0.1]], dtype=torch.float64
+    )
+    together = minimise(bowl, start, evaluations=60)
+    alone = minimise(bowl, start[1:2], evaluations=60)
+    assert together.values.max() < 1e-15
+    assert torch.allclose(together.points[1:2], alone.points, atol=1e-12)
+
+
+def test_labels_that_do_not_fit_the_run_are_refused():
+    run, released, _, labels = a_run(extra=2, targets=1)
+    with pytest.raises(InputError, match="one unknown record, or the labels of all"):
+        replay(run, released, starts=starts_of(run))
+    with pytest.raises(InputError, match="K x 2"):
+        replay(run, released, starts=starts_of(run)[labels][:, :1], labels=labels)

@@ -1,0 +1,125 @@
+"""The informed adversary's criteria against slow ones, and its studies at a toy's size."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from remnant.data import load
+from remnant.experiments import informed_studies as studies
+from remnant.experiments.informed_scenes import FACTORS, Factor, make_scene
+from remnant.report.lines import draw_lines
+from remnant.training import SGD, Adam, GradientDescent
+
+TOY = replace(
+    studies.QUICK_FACTORS,
+    fixed=40,
+    shadows=60,
+    targets=2,
+    epochs=6,
+    evaluations=25,
+    reconn_epochs=2,
+)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def digits_as_mnist(monkeypatch):
+    """A factor's network is for 784 inputs; the toy's is for the 64 of digits."""
+    for name, factor in FACTORS.items():
+        small = replace(factor, model=factor.model.replace("784-10", "64-8"))
+        monkeypatch.setitem(FACTORS, name, replace(small, probes=min(20, factor.probes)))
+    return {"mnist": load("digits")}
+
+
+def test_the_oracle_is_the_nearest_record_and_order_statistics_grow():
+    truth, pool = (
+        torch.rand(5, 1, 3, 3, generator=seeded(0)),
+        torch.rand(40, 1, 3, 3, generator=seeded(1)),
+    )
+    slow = [min(float((t - p).square().mean()) for p in pool) for t in truth]
+    assert studies.oracle(truth, pool).tolist() == pytest.approx(slow, rel=1e-4)
+    found = studies.order_statistics(truth, pool)
+    assert found["nearest"] == pytest.approx(sum(slow) / 5, rel=1e-4)
+    assert found["nearest"] < found["q0.01"] < found["q0.1"] < found["q0.5"]
+
+
+def test_membership_by_reconstruction_and_by_loss():
+    truth = torch.rand(6, 4, generator=seeded(0))
+    assert studies.membership_game(truth + 1e-3, truth, truth.roll(1, 0)) == 1.0
+    assert studies.membership_game(truth.roll(1, 0), truth, truth.roll(1, 0)) == 0.0
+    assert studies.loss_threshold_auc(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])) == 1.0
+    assert studies.loss_threshold_auc(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])) == 0.5
+
+
+def test_the_classifier_is_good_and_its_divergence_knows_classes_apart():
+    mnist = load("mnist")
+    order = torch.randperm(len(mnist), generator=seeded(0))
+    public, test = mnist.take(order[:1000]), mnist.take(order[1000:1200])
+    model, accuracy = studies.good_classifier(public, test, generator=seeded(1), epochs=3)
+    assert 0.8 < accuracy <= 1
+    same = studies.kl_each(model, test.inputs, test.inputs)
+    assert torch.allclose(same, torch.zeros(200), atol=1e-5)
+    other = studies.kl_each(model, test.inputs.roll(1, 0), test.inputs)
+    assert float(other.median()) > 1
+
+
+def test_factors_become_recipes_and_scenes_do_not_overlap(monkeypatch):
+    data = digits_as_mnist(monkeypatch)["mnist"]
+    for factor, kind in [
+        (Factor(), GradientDescent),
+        (Factor(adam=True), Adam),
+        (Factor(batch_size=16), SGD),
+        (Factor(batch_size=41), GradientDescent),
+    ]:
+        small = replace(factor, model="mlp:64-8-10:elu")
+        scene = make_scene(TOY, small, data, 3)
+        assert type(scene.recipe) is kind
+        ids = [*scene.fixed.ids, *scene.targets.ids, *scene.public.ids]
+        assert len(set(ids)) == len(ids) == 40 + 2 + 60
+        assert all(len(w) == 2 for w in scene.released.values())
+
+
+def test_replay_beats_what_learns_and_fails_without_the_start(monkeypatch):
+    data = digits_as_mnist(monkeypatch)
+    rows = {
+        (row["factor"], row["method"]): row
+        for cell in studies.factor_cells(TOY, 0)
+        if cell["factor"] in ("default", "unknown initialisation")
+        for row in studies.measure_factors(TOY, cell, data)
+    }
+    default, lost = rows["default", "replay"], rows["unknown initialisation", "replay"]
+    assert default["mse"] < 1e-3 < rows["default", "ridge"]["mse"]
+    assert default["certified"] == 2
+    assert default["wrongly_certified"] == 0
+    assert default["success"] == 1.0
+    assert lost["certified"] == 0
+    assert lost["mse"] > 0.01
+    assert {method for _, method in rows} == {"replay", "ridge", "reconn"}
+    panels = studies.plot_factors(list(rows.values()))
+    assert [line.name for line in panels[0].lines] == ["replay", "ridge", "reconn", "oracle"]
+    assert draw_lines(panels, title="toy").startswith(b"\x89PNG")
+
+
+def test_shadows_and_batches_repeat_their_cells(monkeypatch):
+    data = digits_as_mnist(monkeypatch)
+    monkeypatch.setattr(studies, "Factor", lambda **k: Factor(model="mlp:64-8-10:elu", **k))
+    few = replace(
+        studies.QUICK_SHADOWS, fixed=40, shadows=60, targets=2, epochs=4,
+        counts=(30, 60), methods=("ridge",),
+    )  # fmt: skip
+    (cell,) = studies.shadow_cells(few, 0)
+    rows = studies.measure_shadows(few, cell, data)
+    assert [(row["method"], row["shadows"]) for row in rows] == [("ridge", 30), ("ridge", 60)]
+    assert len(studies.plot_shadows(rows)) == 1
+    batches = replace(
+        studies.QUICK_BATCHES, fixed=40, shadows=60, targets=2, epochs=2, sizes=(20,),
+        methods=("ridge",),
+    )  # fmt: skip
+    cells = studies.batch_cells(batches, 0)
+    assert [cell["order"] for cell in cells] == ["known", "unknown"]
+    rows = [row for cell in cells for row in studies.measure_batches(batches, cell, data)]
+    assert [row["batch_size"] for row in rows] == [20, 20]
+    assert len(studies.plot_batches(rows)[0].lines) == 2
