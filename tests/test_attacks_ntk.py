@@ -10,7 +10,7 @@ from torch import nn
 from remnant.attacks import ATTACKS, NTK
 from remnant.data import load
 from remnant.scoring import centred_correlation
-from remnant.types import Candidates, Knowledge, Status, Target
+from remnant.types import Candidates, Knowledge, Scaling, Status, Target
 from targets import faces_target
 
 
@@ -136,7 +136,7 @@ def nothing(model, shape, initial=True):
     ("model", "initial", "reason"),
     [
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), False, "initial weights"),
-        (stack(nn.Tanh), True, "it is Tanh"),
+        (stack(nn.Softsign), True, "it is Softsign"),
         (stack(nn.ReLU, bias=False), True, "no bias"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), True, "Conv2d"),
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8)), True, "BatchNorm1d does"),
@@ -150,11 +150,104 @@ def test_what_is_not_met_is_named(model, initial, reason):
     assert len(found) == 0
 
 
-def test_one_hidden_layer_is_said_not_to_apply():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+def test_a_single_hidden_layer_comes_back_exactly():
+    target, truth, labels = faces_target(depth=1, width=256)
+    found = attack(target)
+    assert found.status is Status.COMPLETE
+    correlation = centred_correlation(truth, found.inputs)
+    assert float(correlation.max(1).values.min()) > 0.9999
+    assert found.labels[correlation.argmax(1)].equal(labels)
+
+
+def test_a_single_narrow_hidden_layer_certifies_nothing_wrong():
+    target, truth, _ = faces_target(depth=1, width=48)
+    found = attack(target, patience=2)
+    assert found.figures["counted"] == len(truth)
+    right = centred_correlation(truth, found.inputs).max(0).values > 0.95
+    passed = torch.tensor(found.figures["passed"], dtype=torch.bool)
+    assert found.figures["certified"] == int((passed & right).sum())
+
+
+def test_a_single_smooth_hidden_layer_is_said_not_to_apply():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     found = attack(nothing(model, (4,)))
     assert found.status is Status.NOT_APPLICABLE
-    assert "two hidden layers" in found.reason
+    assert "single hidden layer" in found.reason
+
+
+def trained(activation, width=256, records=8, weight_decay=0.0, undecayed=()):
+    """Faces through plain PyTorch: (target, truth)."""
+    examples = load("faces")
+    truth, labels = examples.inputs[:records], examples.labels[:records]
+    mean = examples.inputs[50:].mean(0)
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(625, width), activation(), nn.Linear(width, width)]
+    model = nn.Sequential(*layers, activation(), nn.Linear(width, 10))
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    groups = [
+        {
+            "params": [p for n, p in model.named_parameters() if n.endswith(undecayed) == free],
+            "weight_decay": 0.0 if free else weight_decay,
+        }
+        for free in (False, True)
+    ]
+    steps = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    for _ in range(1000):
+        loss = nn.functional.cross_entropy(model(truth - mean), labels)
+        if loss.item() < 0.02:
+            break
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    knowledge = Knowledge(initial=initial)
+    scaling = Scaling(mean=mean)
+    shape = (1, 25, 25)
+    return Target(model=model, input_shape=shape, scaling=scaling, knowledge=knowledge), truth
+
+
+@pytest.mark.parametrize(("undecayed", "worst"), [((), 1e-4), (("bias",), 1.0)])
+def test_weight_decay_is_taken_out_with_or_without_the_biases(undecayed, worst):
+    """Undecayed biases weigh the steps otherwise than the weights do: the scale is a little off."""
+    target, truth = trained(nn.ReLU, weight_decay=5e-3, undecayed=undecayed)
+    found = attack(target)
+    assert found.figures["counted"] == found.figures["certified"] == len(truth)
+    assert 0.5 < found.figures["decay"] < 0.999
+    error = torch.cdist(truth.flatten(1), found.inputs.flatten(1)).square().min(1).values
+    assert float(error.max()) < worst
+    assert float(centred_correlation(truth, found.inputs).max(1).values.min()) > 0.99
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.LeakyReLU, nn.ELU])
+def test_other_activations_come_back_nearly_and_say_how_nearly(activation):
+    target, truth = trained(activation, width=400)
+    found = attack(target)
+    assert found.status is Status.COMPLETE
+    assert "squared error" in found.reason
+    distance, match = torch.cdist(found.inputs.flatten(1), truth.flatten(1)).square().min(1)
+    assert sorted(match.tolist()) == list(range(len(truth)))
+    assert float(distance.max()) < 0.1
+    assert float(torch.tensor(found.figures["expected_error"]).max()) < 1
+
+
+def test_a_nearly_linear_network_proves_nothing():
+    """Sigmoids of small arguments are straight lines: every point of the span fits as well."""
+    target, _ = trained(nn.Sigmoid, width=128, records=6)
+    found = attack(target, patience=2)
+    assert found.status is Status.INCONCLUSIVE
+    assert found.figures["counted"] == 6
+    assert found.figures["certified"] == 0
+
+
+def test_half_precision_is_counted_and_comes_back_roughly():
+    target, truth, _ = faces_target()
+    halves = {name: p.half().float() for name, p in target.knowledge.initial.items()}
+    model = copy.deepcopy(target.model).half().float()
+    found = attack(dataclasses.replace(target, model=model, knowledge=Knowledge(initial=halves)))
+    assert found.figures["counted"] == len(truth)
+    passed = torch.tensor(found.figures["passed"], dtype=torch.bool)
+    error = torch.cdist(found.inputs.flatten(1), truth.flatten(1)).square().min(1).values
+    assert int(passed.sum()) > 0
+    assert float(error[passed].max()) < 0.1
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -11,7 +11,12 @@ from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
 from remnant.solvers.difference.certificate import certify, determined
 from remnant.solvers.difference.duals import null_vectors
 from remnant.solvers.difference.exact import Found, Search, recover, refine_found, solve_records
-from remnant.solvers.difference.graph import find_points, project_on_graph, refine_points
+from remnant.solvers.difference.graph import (
+    WEIGHT,
+    find_points,
+    project_on_graph,
+    refine_points,
+)
 from remnant.solvers.difference.problem import pose
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import count_records, decompose, rounding_level, span_of
@@ -50,9 +55,9 @@ def test_the_graph_projection_is_the_nearest_point():
     near_t, near_s = project_on_graph(t, s)
     assert torch.equal(near_s, near_t.clamp(min=0))
     grid = torch.linspace(-6, 6, 24_001, dtype=torch.float64)[:, None]
-    distance = (grid - t) ** 2 + (grid.clamp(min=0) - s) ** 2
+    distance = (grid - t) ** 2 + (WEIGHT * (grid.clamp(min=0) - s)) ** 2
     best = distance.min(0).values
-    ours = ((near_t - t) ** 2 + (near_s - s) ** 2)[0]
+    ours = ((near_t - t) ** 2 + (WEIGHT * (near_s - s)) ** 2)[0]
     assert float((ours - best).max()) < 1e-9
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,17 +11,24 @@ from torch import nn
 from remnant.attacks.outcome import in_box, nothing, status_of
 from remnant.evidence import weight_difference
 from remnant.progress import task
+from remnant.solvers.difference.decay import without_decay
 from remnant.solvers.difference.exact import Recovery, Search, recover
-from remnant.solvers.difference.problem import pose
+from remnant.solvers.difference.problem import pose, pose_output
+from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.spans import Span, Spectrum, count_records, decompose, span_of
+from remnant.solvers.spans import Decomposition, Span, Spectrum, count_records, decompose, span_of
 from remnant.types import Candidates, Evidence, Status, Target
+
+# Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
+
+COARSE = 1e-3  # rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off
 
 
 @dataclass(frozen=True, kw_only=True)
 class NTK:
-    """Exact recovery through the first two dense layers of a ReLU network with biases.
+    """Recovery through the first two dense layers of a network with biases.
 
     The number of records comes from the singular values of the first layer's change, their pixels
     from the search in `remnant.solvers.difference`; no public data is used. Where an assumption is
@@ -42,9 +49,7 @@ class NTK:
             reason = "initial and final weights are the same: no training lies between them"
             return nothing(target, Status.INCONCLUSIVE, reason)
         with task("counting records"):
-            parts = decompose(change)
-            weights = pair.first.affine(evidence.end)
-            spectrum = count_records(parts.values, weights, evidence.precision)
+            evidence, parts, spectrum, decay = count_between(evidence, pair)
         count = spectrum.count if spectrum.clear else target.knowledge.records
         if count is None:
             return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
@@ -53,21 +58,57 @@ class NTK:
             reason = f"{count} records at width {width}: past width / 2 they are not determined"
             return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
         recovery = self.solve(evidence, pair, span_of(parts, count), generator)
-        return conclude(target, evidence, spectrum, recovery, count)
+        return conclude(target, evidence, spectrum, decay, recovery, count)
 
     def solve(
         self, evidence: Evidence, pair: Pair, span: Span, generator: torch.Generator
     ) -> Recovery:
+        """The records of a span of known size: exact for ReLU, nearly so for other activations."""
+        search = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
+        start, end = pair.first.affine(evidence.start), pair.first.affine(evidence.end)
+        if isinstance(pair.activation, nn.ReLU):
+            weight, precision = pair.next.weight, evidence.precision
+            with task("decomposing layers"):
+                if pair.last:
+                    ends = evidence.start[weight], evidence.end[weight]
+                    problem = pose_output(span, start, end, *ends, precision=precision)
+                else:
+                    change = evidence.vector[weight]
+                    problem = pose(span, start, end, change, precision=precision)
+            return recover(problem, search, generator=generator)
         with task("decomposing layers"):
-            problem = pose(
+            smooth = pose_smooth(
                 span,
-                pair.first.affine(evidence.start),
-                pair.first.affine(evidence.end),
-                evidence.vector[pair.next.weight],
+                pair.activation,
+                start,
+                pair.first.affine(evidence.vector),
+                pair.next.affine(evidence.vector),
+                pair.next.affine(evidence.end),
                 precision=evidence.precision,
             )
-        search = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
-        return recover(problem, search, generator=generator)
+        return recover_smooth(smooth, search, generator)
+
+
+def count_between(
+    evidence: Evidence, pair: Pair
+) -> tuple[Evidence, Decomposition, Spectrum, float]:
+    """The spectrum of the first layer's change, less weight decay where that shows the records.
+
+    Returns the evidence that the count belongs to, and the factor by which decay shrank it.
+    """
+    weights = pair.first.affine(evidence.end)
+    parts = decompose(pair.first.affine(evidence.vector))
+    spectrum = count_records(parts.values, weights, evidence.precision)
+    if evidence.precision > COARSE:
+        return evidence, parts, replace(spectrum, clear=False), 1.0
+    if spectrum.clear:
+        return evidence, parts, spectrum, 1.0
+    undecayed, decay = without_decay(evidence, pair.first)
+    parts_then = decompose(pair.first.affine(undecayed.vector))
+    spectrum_then = count_records(parts_then.values, weights, evidence.precision)
+    if spectrum_then.clear and 0 < decay < 1:
+        return undecayed, parts_then, spectrum_then, decay
+    return evidence, parts, spectrum, 1.0
 
 
 def applicable(target: Target) -> Pair | str:
@@ -77,10 +118,13 @@ def applicable(target: Target) -> Pair | str:
     pair = first_pair(target.model)
     if isinstance(pair, str):
         return pair
-    if pair.last:
-        return "the exact solver needs at least two hidden layers"
-    if not isinstance(pair.activation, nn.ReLU):
-        return f"the first activation must be ReLU, it is {type(pair.activation).__name__}"
+    if pair.last and not isinstance(pair.activation, nn.ReLU):
+        return "a single hidden layer is solved for ReLU alone; others need a second one"
+    if not isinstance(pair.activation, ACTIVATIONS):
+        known = ", ".join(kind.__name__ for kind in ACTIVATIONS)
+        return (
+            f"the first activation must be one of {known}; it is {type(pair.activation).__name__}"
+        )
     if pair.first.bias is None:
         return "the first layer has no bias, so the scale of a record is not determined"
     return pair
@@ -94,10 +138,13 @@ def no_gap(spectrum: Spectrum) -> str:
     )
 
 
-def words_for(target: Target, certified: int, count: int, exact: bool) -> str:
+def words_for(target: Target, recovery: Recovery, certified: int, count: int) -> str:
     words = f"{certified} of {count} records found and certified without the truth"
-    if certified and not exact:
-        words += ", approximately: others are missing, which exact ones would need"
+    if certified and recovery.error is not None:
+        worst = float(recovery.error[recovery.passed].max())
+        words += f", to about {worst:.0e} (squared error): nothing is exactly zero in this network"
+    elif len(recovery.inputs) and not recovery.exact:
+        words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
     if target.knowledge.records not in (None, count):
         words += (
             f"; the spectrum counts {count} records where {target.knowledge.records} were given"
@@ -114,33 +161,40 @@ def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
 
 
 def conclude(
-    target: Target, evidence: Evidence, spectrum: Spectrum, recovery: Recovery, count: int
+    target: Target,
+    evidence: Evidence,
+    spectrum: Spectrum,
+    decay: float,
+    recovery: Recovery,
+    count: int,
 ) -> Candidates:
     """Candidates in the data's own scale, certified ones first, and how far to trust them."""
-    proof = recovery.certificate
     model_inputs = recovery.inputs.reshape(-1, *target.input_shape)
     data = target.scaling.to_data(model_inputs)
-    passed = proof.passed & in_box(data, target.bounds)
+    passed = recovery.passed & in_box(data, target.bounds)
     certified = int(passed.sum())
-    confidence = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active) * (0.5 + 0.5 * passed)
-    order = confidence.argsort(descending=True, stable=True)
+    order = torch.where(passed, recovery.confidence, 0.5 * recovery.confidence)
+    order = order.argsort(descending=True, stable=True)
     labels = None
-    if len(data):
+    if len(data) and recovery.duals is not None:
         labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
     basics = seen(spectrum, count)
+    figures = {
+        "found": len(data),
+        "certified": certified,
+        "rounds": recovery.rounds,
+        "passed": passed[order].tolist(),
+        "exact": recovery.exact,
+        "decay": decay,
+    }
+    if recovery.error is not None:
+        figures["expected_error"] = recovery.error[order].tolist()
     return Candidates(
         inputs=data[order].float(),
-        confidence=confidence[order].float(),
+        confidence=recovery.confidence[order].float(),
         labels=None if labels is None else labels[order],
         status=status_of(certified, count),
-        reason=words_for(target, certified, count, proof.exact),
-        figures=basics["figures"]
-        | {
-            "found": len(data),
-            "certified": certified,
-            "rounds": recovery.rounds,
-            "passed": passed[order].tolist(),
-            "exact": proof.exact,
-        },
+        reason=words_for(target, recovery, certified, count),
+        figures=basics["figures"] | figures,
         trace=basics["trace"] | {"found": recovery.found},
     )

@@ -29,29 +29,40 @@ def null_vectors(
     generator: torch.Generator,
     widths: Sequence[float] = (),
     away: Tensor | None = None,
+    own: Tensor | None = None,
     chunk: int = 8,
 ) -> Tensor:
     """Unit rows z (k x n) that make left z vanish where `weights` (k x w) is large.
 
     Without `widths`: the smallest right singular vector of diag(sqrt(weights)) left. With them: the
-    same, reweighted by 1 / (a^2 + width^2) for each width in turn. `away` (n x n, or k x n x n) is
-    what it costs at the start to lean on other records' points (see `leaning`).
+    same, reweighted by 1 / (a^2 + width^2) for each width in turn. `away` (n x n) is what it costs
+    at the start to lean on other records' points (see `leaning`); a row of `own` (k x n) is what
+    it counts of that dual's own point, which is taken out again.
     """
     n = left.shape[1]
     transposed = left.T.contiguous()
+    rough, rough_transposed = left.float(), transposed.float()  # sharpened later, by plain solves
     found = []
     for i, rows in enumerate(weights.split(chunk)):
         # Iterated against a mask that may be wrong, an exact null vector would chase its errors.
-        gram = _gram(transposed, left, rows)
+        if widths:
+            gram = _gram(rough_transposed, rough, rows.float()).double()
+        else:
+            gram = _gram(transposed, left, rows)
         if away is not None:
-            gram = gram + (away if away.ndim == 2 else away[i * chunk : (i + 1) * chunk])
+            gram = gram + away
+        if own is not None:
+            mine = own[i * chunk : (i + 1) * chunk]
+            gram = gram - mine[:, :, None] * mine[:, None, :]
         factor = damped_cholesky(gram, 1e-6 if widths else 1e-13)
         z = 1 + 0.3 * torch.randn(len(rows), n, 1, generator=generator, dtype=left.dtype)
         for _ in range(4 if widths else 6):
             z = normalize(torch.cholesky_solve(z, factor), dim=1)
         for width in widths:
             a = z[:, :, 0] @ transposed
-            factor = damped_cholesky(_gram(transposed, left, rows / (a**2 + width**2)), 1e-10)
+            weight = (rows / (a**2 + width**2)).float()
+            gram = _gram(rough_transposed, rough, weight).double()
+            factor = damped_cholesky(gram, 1e-7)
             z = normalize(torch.cholesky_solve(z, factor), dim=1)
         found.append(z[:, :, 0])
     return torch.cat(found)
@@ -61,15 +72,6 @@ def _gram(transposed: Tensor, left: Tensor, weights: Tensor) -> Tensor:
     return torch.matmul(transposed[None] * weights[:, None, :], left)
 
 
-def leaning(scale: Tensor, found: Tensor, own: Tensor | None = None) -> Tensor:
-    """n x n form (k x n x n with `own`) of how far a dual leans on points that are not its own.
-
-    The dual of one record is orthogonal to y / scale of every other. `found`: their points, p x n.
-    `own`: k x n, further points, each of which counts for all duals but its own.
-    """
-    unit = normalize(found / scale, dim=1)
-    form = unit.T @ unit
-    if own is None:
-        return form
-    mine = normalize(own / scale, dim=1)
-    return form + mine.T @ mine - mine[:, :, None] * mine[:, None, :]
+def leaning(scale: Tensor, points: Tensor) -> Tensor:
+    """Unit rows (p x n) that are orthogonal to every dual but that of their own point (p x n)."""
+    return normalize(points / scale, dim=1)

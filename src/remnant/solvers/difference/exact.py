@@ -9,6 +9,7 @@ X~ = Z^-1 diag(scale) right, each divided by its last coordinate, which is the b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,13 +19,24 @@ from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
-from remnant.solvers.difference.certificate import Certificate, certify, determined
+from remnant.solvers.difference.certificate import (
+    SPARED,
+    Certificate,
+    certify,
+    determined,
+    least_second,
+    zeros_of,
+)
 from remnant.solvers.difference.duals import FORGIVING, GRADUAL, SHARP, leaning, null_vectors
 from remnant.solvers.difference.graph import find_points, refine_points
 from remnant.solvers.difference.problem import Problem
+from remnant.solvers.difference.signals import find_signals
 from remnant.solvers.spans import Span
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
+NEAR = 0.25  # gap of a point worth a try
+CROWDED = 0.25  # records per neuron
+ENOUGH = 0.75  # of the points, to begin with
 REFITS = (5e-3, 2e-3, 5e-4, 1.25e-4)  # the exact zeros sharpen from one refit to the next
 
 
@@ -35,6 +47,7 @@ class Search:
     starts: int = 32  # points searched for at a time
     iterations: int = 300  # of RRR, tripled while nothing new is found
     patience: int = 12  # rounds without a new record before giving up
+    repairs: int = 5  # searches anew for records that contradict their duals
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,37 +66,104 @@ class Recovery:
     """inputs: k x d in the model's scale; duals: k x w, what each neuron learned of each record."""
 
     inputs: Tensor
-    duals: Tensor
-    certificate: Certificate
-    rounds: int
+    duals: Tensor | None  # None where they are not known
+    passed: Tensor  # k, bool: certified without the truth
+    confidence: Tensor  # k, 0..1
+    exact: bool  # up to rounding, if right
     found: list[float]  # after each round
+    error: Tensor | None = None  # k: the squared error to expect, where not exact
+    certificate: Certificate | None = None
+
+    @property
+    def rounds(self) -> int:
+        return len(self.found) - 1
 
 
 def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> Recovery:
     """Search, take duals, deflate until every record is found or nothing new comes."""
+    nobody = torch.zeros(0, problem.count, dtype=torch.float64)
+    found, series = Found(z=nobody, y=nobody), [0.0]
+    for _ in range(1 + search.repairs):
+        found = search_on(problem, found, series, search, generator)
+        inputs, z = finish(problem, found)
+        proof = certify(problem, inputs, z, found.y)
+        if len(found) < problem.count or bool(proof.passed.all()):
+            break
+        kept = ~suspects(proof)
+        found = Found(z=z[kept], y=found.y[kept])
+    agreement = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active)
+    return Recovery(
+        inputs=inputs[:, :-1],
+        duals=oriented(problem, inputs, z) @ problem.span.left.T,
+        passed=proof.passed,
+        confidence=agreement * (0.5 + 0.5 * proof.passed),
+        exact=proof.exact,
+        found=series,
+        certificate=proof,
+    )
+
+
+def suspects(proof: Certificate) -> Tensor:
+    """k, bool: the doubtful records, and for each the two others farthest from their points.
+
+    A dual with some of another record's in it spoils that other record more than its own.
+    """
+    others = proof.distance.masked_fill(proof.doubtful, -1.0)
+    count = min(2 * int(proof.doubtful.sum()), int((~proof.doubtful).sum()))
+    chosen = proof.doubtful.clone()
+    chosen[others.topk(count).indices] = True
+    return chosen
+
+
+def search_on(
+    problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
+) -> Found:
+    """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
     n = problem.count
-    nobody = torch.zeros(0, n, dtype=torch.float64)
-    found, pool = Found(z=nobody, y=nobody), nobody
-    barren, series = 0, [0.0]
+    pool, barren = found.y[:0], 0
     with task("searching for records", n) as step:
         while len(found) < n and barren < search.patience:
-            points = find_records(problem, found, barren, search, generator)
-            pool = merge(problem, pool, points)
+            waiting = len(pool)
+            pool = merge(problem, pool, find_records(problem, found, barren, search, generator))
+            series.append(float(len(found)))
+            if gathering(problem, found, waiting, len(pool)):
+                continue
             z = take_duals(problem, found, pool, barren, generator)
             new = new_duals(problem, found, z)
             found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, pool[new]]))
             pool = pool[~new]
             barren = 0 if bool(new.any()) else barren + 1
             step(int(new.sum()), note=f"{len(found)} of {n}")
-            series.append(float(len(found)))
-    inputs, z = finish(problem, found)
-    return Recovery(
-        inputs=inputs[:, :-1],
-        duals=oriented(problem, inputs, z) @ problem.span.left.T,
-        certificate=certify(problem, inputs, z, found.y),
-        rounds=len(series) - 1,
-        found=series,
-    )
+            series[-1] = float(len(found))
+    return found
+
+
+def gathering(problem: Problem, found: Found, before: int, waiting: int) -> bool:
+    """Whether to go on collecting points before any dual is taken.
+
+    Past a quarter of the width, a record's zeros alone hardly determine its dual; the other
+    records' points, which it must not lean on, are needed too.
+    """
+    n = problem.count
+    crowded = n > CROWDED * len(problem.start) and not len(found)
+    return crowded and waiting < ENOUGH * n and waiting > before
+
+
+def settled(problem: Problem, found: Found, pool: Tensor) -> tuple[Tensor, Tensor]:
+    """Points of both without what the duals exclude: each is orthogonal to all others' z / scale.
+
+    The more duals are found, the smaller is the space in which a point can be wrong.
+    """
+    if not len(found):
+        return found.y, pool
+    rows = found.z / problem.span.scale
+    own: Tensor = torch.linalg.pinv(rows)  # n x k, column i orthogonal to all rows but row i
+
+    def rest(y: Tensor) -> Tensor:
+        return y - (y @ rows.T) @ own.T
+
+    y = rest(found.y) + (found.y * rows).sum(1, keepdim=True) * own.T
+    return normalize(y, dim=1), normalize(rest(pool), dim=1)
 
 
 def find_records(
@@ -95,17 +175,22 @@ def find_records(
         return basis.T  # one record left: the space is the record
     start = problem.start @ basis
     orthonormal, triangle = torch.linalg.qr(start)
-    points = find_points(
-        orthonormal.float(),
-        problem.soft,
-        min(search.starts, max(4, 2 * basis.shape[1])),
-        generator=generator,
-        iterations=search.iterations * (3 if barren else 1),
-    )
-    near = points.t[: max(4, int((points.gap < 0.25).sum()))].double()
+    starts = min(search.starts, max(4, 2 * basis.shape[1]))
+    iterations = search.iterations * (3 if barren else 1)
+    if problem.signals is None:
+        points = find_points(
+            orthonormal.float(), problem.soft, starts, generator=generator, iterations=iterations
+        )
+    else:
+        left = problem.span.left / math.sqrt(len(start))
+        spaces = (orthonormal.float(), left.float(), problem.signals.float())
+        points = find_signals(spaces, starts, generator=generator, iterations=iterations)
+    near = points.t[: max(4, int((points.gap < NEAR).sum()))].double()
     y = torch.linalg.solve_triangular(triangle, (near @ orthonormal).T, upper=True).T
     last = basis.T @ problem.span.right[:, -1]
     y = normalize(y[apart(to_inputs(y, last), 0.3)], dim=1)
+    if problem.signals is not None:
+        return y @ basis.T
     sharp = float(points.gap.median()) < 0.02
     y, quotient = refine_points(start, problem.penalty, y, iterations=3 if sharp else 5)
     return y[quotient.argsort()] @ basis.T
@@ -132,15 +217,43 @@ def take_duals(
     widths: Sequence[float] = FORGIVING if barren % 3 == 2 else GRADUAL
     if barren % 2 == 0 and len(found) + len(pool) > 0.8 * problem.count:
         widths = SHARP  # so many points lead to the right dual that a wide penalty would lead away
+    # Points of a single hidden layer are too rough to lead.
+    strength = math.sqrt(len(left)) if problem.signals is None else 0.0
+    known, pool = settled(problem, found, pool)
+    others = strength * leaning(scale, known)
+    own = None if barren % 2 else strength * leaning(scale, pool)
     z = null_vectors(
         left,
         clearly_silent(problem.margin(pool), 0.1 * (1 + barren % 4), problem.count),
         generator=generator,
         widths=widths,
-        away=len(left) * leaning(scale, found.y, None if barren % 2 else pool),
+        away=others.T @ others + (0 if own is None else own.T @ own),
+        own=own,
     )
     for below in REFITS:
         z = refit_on_zeros(problem, z, below, generator)
+    return refit_on_zeros(problem, unmix(problem, z), REFITS[-1], generator)
+
+
+def unmix(problem: Problem, z: Tensor) -> Tensor:
+    """Duals (k x n) whose zeros leave a second direction, without their part in it.
+
+    In the plane of two similar records' duals, each of the two has more zeros than any mixture: it
+    is where many neurons agree on the share of the second direction to take out.
+    """
+    zeros, left = zeros_of(problem, z), problem.span.left
+    mixed = (zeros.count > problem.count) & (zeros.second < least_second(problem))
+    z = z.clone()
+    for i in mixed.nonzero()[:, 0].tolist():
+        a, b = left @ z[i], left @ zeros.direction[i]
+        shares = (a / b)[b.abs() > 0.03].sort().values
+        if len(shares) <= SPARED:
+            continue
+        close = shares[SPARED:] - shares[:-SPARED]
+        if float(close.min()) < 2 * problem.zero:
+            at = int(close.argmin())
+            share = shares[at : at + SPARED + 1].median()
+            z[i] = normalize(z[i] - share * zeros.direction[i], dim=0)
     return z
 
 
@@ -167,7 +280,8 @@ def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor]:
     """x~ (k x (d+1)) and duals z (k x n): exact if all duals were found, else estimates."""
     if len(found) == problem.count:
         return solve_records(problem.span, found.z), found.z
-    return to_inputs(refine_found(problem, found) @ problem.span.right), found.z
+    points = found.y if problem.signals is not None else refine_found(problem, found)
+    return to_inputs(points @ problem.span.right), found.z
 
 
 def refine_found(problem: Problem, found: Found) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remnant.solvers.spans import Span
+from remnant.solvers.spans import Span, rounding_level
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,6 +20,7 @@ class Problem:
     end: Tensor  # w x n: and at the final ones
     soft: Tensor  # w x w float32: soft projector on the features' space
     penalty: Tensor  # w x w float32: what it costs to leave that space
+    signals: Tensor | None = None  # w x c: before the output layer, what comes back from it
     zero: float  # below this, relative to its root-mean-square, an entry of a dual is zero
 
     @property
@@ -46,19 +47,17 @@ def pose(
     next_change: Tensor,
     *,
     precision: float,
-    half_at: float = 2.0,
 ) -> Problem:
     """first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w.
 
     Weights drift, so the features do not fill exactly n directions of the next layer's change. The
-    soft projector gives weight 1/2 to direction number `half_at` n, instead of a cut.
+    soft projector gives weight 1/2 to direction number 2 n, instead of a cut; but well below half
+    the width, beyond which any point would fit.
     """
-    _, values, right = torch.linalg.svd(next_change, full_matrices=True)
     width = first_start.shape[0]
-    sizes = torch.zeros(width, dtype=torch.float64)
-    sizes[: len(values)] = values / values[0]
-    sizes = sizes.clamp(min=1e-5)
-    half = sizes[min(int(half_at * len(span.right)), width - 1)]
+    sizes, right = spectrum_of_features(next_change, None, precision)
+    sizes = sizes.clamp(min=1e-5)  # below that, drift hides the features
+    half = sizes[min(2 * len(span.right), int(0.45 * width))]
     soft = (right.T / (1 + half / sizes)) @ right
     penalty = (sizes / sizes[-1]).pow(-0.75)[:, None] * right
     return Problem(
@@ -71,7 +70,46 @@ def pose(
     )
 
 
+def pose_output(
+    span: Span,
+    first_start: Tensor,
+    first_end: Tensor,
+    next_start: Tensor,
+    next_end: Tensor,
+    *,
+    precision: float,
+) -> Problem:
+    """The same for a single hidden layer. next_start, next_end: c x w, the output layer's weights.
+
+    Its change says little of the features; its rows hold what comes back through it (`signals`).
+    """
+    none = torch.zeros(0, 0)
+    return Problem(
+        span=span,
+        start=first_start @ span.right.T,
+        end=first_end @ span.right.T,
+        soft=none,
+        penalty=none,
+        signals=torch.linalg.qr(torch.cat([next_start, next_end]).T)[0],
+        zero=zero_level(span, first_end, precision),
+    )
+
+
 def zero_level(span: Span, weights: Tensor, precision: float) -> float:
     """Ten times what rounding the weights does to the weakest direction's duals; 1e-3 at least."""
     rounding = precision / math.sqrt(12) * float(weights.square().mean().sqrt())
     return min(0.03, max(1e-3, 10 * rounding / float(span.scale[-1])))
+
+
+def spectrum_of_features(
+    change: Tensor, weights: Tensor | None, precision: float
+) -> tuple[Tensor, Tensor]:
+    """All w singular values of a layer's change (v x w), relative, and its right directions.
+
+    With the weights that were rounded when the change was stored, none is below their rounding.
+    """
+    _, values, right = torch.linalg.svd(change, full_matrices=True)
+    sizes = torch.zeros(change.shape[1], dtype=torch.float64)
+    sizes[: len(values)] = values
+    floor = 0.0 if weights is None else rounding_level(weights, precision)
+    return (sizes / values[0]).clamp(min=floor / float(values[0])), right

@@ -1,0 +1,167 @@
+"""What the attack `ntk` takes back from two checkpoints, row by row of one table.
+
+    python benchmarks/ntk_table.py                       the list of rows
+    python benchmarks/ntk_table.py mnist-100-1024-ce ... --seeds 1 2 3 --data-dir DIR
+
+Every row trains a fresh network on N records (PyTorch's default initialisation, momentum 0.9) and
+attacks it. Recovered: records with a candidate within squared L2 1e-3, in the data's own scale.
+Wrongly certified: candidates called certified that are within 0.1 of no record, which is far less
+than two records differ by. Times are CPU seconds of one thread. CIFAR-10 is read from --data-dir,
+as cifar10.npz or as published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remnant.attacks import NTK
+from remnant.experiments.demo import Demo, divide, model_string, recipe, scaling_by
+from remnant.models import build, load_weights
+from remnant.seeds import generator_for
+from remnant.training import Adam, train
+from remnant.types import Examples, Knowledge, Target
+
+NEAR, SAME = 1e-3, 0.1  # squared L2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One setting: what is trained, and how its weights are stored."""
+
+    demo: Demo
+    activation: str = "relu"
+    stored: torch.dtype = torch.float32
+    adam: bool = False
+
+
+def row(data: str, records: int, width: int, *, row_options: Any = None, **demo: Any) -> Row:
+    common = {"balanced": True, "stop_loss": 0.02} | demo
+    return Row(demo=Demo(data=data, records=records, width=width, **common), **(row_options or {}))
+
+
+def rows() -> dict[str, Row]:
+    """All rows by name."""
+    table: dict[str, Row] = {}
+    for records, width in ((20, 512), (50, 512), (100, 1024), (200, 1024), (300, 2048)):
+        name = f"mnist-{records}-{width}"
+        table[f"{name}-ce"] = row("mnist", records, width)
+        table[f"{name}-mse"] = row("mnist", records, width, loss="mse", lr=0.01)
+    for records, width in ((50, 512), (100, 1024)):
+        name = f"mnist-{records}-{width}"
+        table[f"{name}-batches"] = row("mnist", records, width, batch_size=10, lr=0.02)
+        table[f"{name}-decay"] = row("mnist", records, width, weight_decay=1e-3)
+        table[f"{name}-stop"] = row("mnist", records, width, stop_loss=0.01)
+    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        table[f"mnist-20-512-{name}"] = row("mnist", 20, 512, row_options={"stored": dtype})
+    table["mnist-20-512-adam"] = row("mnist", 20, 512, lr=1e-3, row_options={"adam": True})
+    table["breast-cancer-20-512"] = row("breast_cancer", 20, 512)
+    table["mnist-20-512-binary"] = row("mnist", 20, 512, task="odd-even", loss="mse", lr=0.01)
+    table["mnist-20-512-one-layer"] = row("mnist", 20, 512, depth=1)
+    table["mnist-50-1024-one-layer"] = row("mnist", 50, 1024, depth=1)
+    for name in ("tanh", "gelu", "silu", "leaky0.1", "elu", "sigmoid"):
+        table[f"mnist-20-512-{name}"] = row("mnist", 20, 512, row_options={"activation": name})
+    pushes = (
+        ("cifar10", 100, 1024), ("cifar10", 200, 2048), ("faces", 50, 512),
+        ("mnist", 60, 256), ("cifar10", 200, 1024), ("mnist", 300, 1024),
+        ("mnist", 500, 2048), ("mnist", 1000, 8192),
+    )  # fmt: skip
+    for data, records, width in pushes:
+        table[f"{data}-{records}-{width}"] = row(data, records, width)
+    return table
+
+
+def prepare(chosen: Row, data_dir: Path | None) -> tuple[Target, Examples]:
+    """Train and hand over what leaks, and the truth."""
+    demo = chosen.demo
+    sides = divide(demo, data_dir)
+    scaling = scaling_by(sides.public)
+    text = model_string(demo, sides.train, sides.train.classes)
+    if chosen.activation != "relu":
+        text += f":{chosen.activation}"
+    model = build(text, generator=generator_for(demo.seed, "weights"))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(chosen.stored).float()
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = Adam(lr=demo.lr, steps=demo.epochs, loss=demo.loss, stop_loss=demo.stop_loss)
+    result = train(
+        model,
+        sides.train,
+        steps if chosen.adam else recipe(demo),
+        scaling=scaling,
+        generator=generator_for(demo.seed, "batches"),
+    )
+    load_weights(model, {name: p.to(chosen.stored).float() for name, p in result.final.items()})
+    target = Target(
+        model=model,
+        input_shape=sides.train.shape,
+        bounds=sides.train.bounds,
+        scaling=scaling,
+        knowledge=Knowledge(initial=initial),
+    )
+    return target, sides.train
+
+
+def measure(chosen: Row, target: Target, truth: Examples) -> dict[str, Any]:
+    """Attack, and compare with the truth."""
+    begun = time.process_time()
+    found = NTK()(target, generator=generator_for(chosen.demo.seed, "attack"))
+    seconds = time.process_time() - begun
+    scale = target.scaling.std.double()
+    x = truth.inputs.double() / scale
+    distance = torch.cdist(x.flatten(1), (found.inputs.double() / scale).flatten(1)).square()
+    nearest = distance.min(1).values if len(found) else torch.full((len(x),), float("inf"))
+    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    right = distance.min(0).values < SAME if len(found) else passed
+    hit = nearest < NEAR
+    return {
+        "counted": found.figures.get("counted"),
+        "recovered": f"{int(hit.sum())} of {len(x)}",
+        "max error": f"{float(nearest.max()):.1e}",
+        "certified": int(passed.sum()),
+        "wrongly certified": int((passed & ~right).sum()),
+        "status": str(found.status),
+        "CPU s": f"{seconds:.1f}",
+        "reason": found.reason,
+    }
+
+
+def lines(names: list[str], seeds: list[int], data_dir: Path | None) -> Iterator[str]:
+    """The table, a line at a time."""
+    table = rows()
+    shown = ("counted", "recovered", "max error", "certified", "wrongly certified", "CPU s")
+    yield "| row | seed | " + " | ".join((*shown, "status")) + " |"
+    yield "|---" * (len(shown) + 3) + "|"
+    for name in names:
+        for seed in seeds:
+            chosen = replace(table[name], demo=replace(table[name].demo, seed=seed))
+            result = measure(chosen, *prepare(chosen, data_dir))
+            cells = [str(result[key]) for key in (*shown, "status")]
+            if result["status"] != "complete":
+                cells[-1] += f": {result['reason']}"
+            yield f"| {name} | {seed} | " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", nargs="*", choices=[[], *rows()], help="rows to run")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--data-dir", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    if not chosen.rows:
+        print("\n".join(rows()))
+        return
+    for line in lines(chosen.rows, chosen.seeds, chosen.data_dir):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
