@@ -13,6 +13,7 @@ from remnant.errors import DataError
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
 from remnant.experiments import informed_studies as informed
+from remnant.experiments import kkt_studies as kkt
 from remnant.experiments import ntk_studies as ntk
 from remnant.experiments.studies import (
     STUDIES,
@@ -29,6 +30,7 @@ from remnant.types import Candidates, Status
 
 DIGITS = ("digits",)
 INFORMED = {"fixed": 30, "shadows": 40, "targets": 2, "epochs": 3, "evaluations": 6}
+TOY = {"starts": 2, "steps": 10, "data": DIGITS}
 TINY = {
     "gradient-dimension": pairs.Dimension(width=800, dimensions=(5, 8), repeats=1),
     "gradient-pairs": pairs.Pairs(widths=(300,), repeats=1, data=DIGITS),
@@ -60,13 +62,26 @@ TINY = {
     ),
     "informed-shadows": informed.Shadows(counts=(20, 40), methods=("ridge",), **INFORMED),
     "informed-batch": informed.Batches(lrs=(0.05,), sizes=(10,), methods=("ridge",), **INFORMED),
+    "kkt-grid": kkt.Grid(widths=(24,), records=(4,), tasks=("ce",), **TOY),
+    "kkt-classes": kkt.Classes(classes=(2,), records=4, width=24, repeats=1, **TOY),
+    "kkt-decay": kkt.Decay(
+        decays=(5e-3,), tasks=("ce",), records=4, width=24, training_steps=50, **TOY
+    ),
+    "kkt-exposure": kkt.Exposure(tasks=("ce",), records=5, width=24, **TOY),
+    "kkt-assumptions": kkt.Assumptions(cases=("unfinished",), records=4, width=24, **TOY),
     "onion": ntk.Onion(
         records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True),), steps=5,
         data=DIGITS,
     ),
 }  # fmt: skip
 ONLY_WITH_A_CERTIFICATE = {"certified", "wrongly_certified"}
-ROWS_PER_CELL = {"gradient-batch": 2, "onion": 2, "informed-factors": 2, "informed-shadows": 2}
+ROWS_PER_CELL = {
+    "gradient-batch": 2,
+    "onion": 2,
+    "informed-factors": 2,
+    "informed-shadows": 2,
+    "kkt-exposure": 5,
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import torch
 from remnant.attacks.glm import GLM
 from remnant.attacks.gradient import Gradient
 from remnant.attacks.informed import Informed
+from remnant.attacks.kkt import KKT
 from remnant.attacks.ntk import NTK
 from remnant.types import Candidates, Target
 
-__all__ = ["ATTACKS", "GLM", "NTK", "Attack", "Gradient", "Informed"]
+__all__ = ["ATTACKS", "GLM", "KKT", "NTK", "Attack", "Gradient", "Informed"]
 
 
 class Attack(Protocol):
@@ -25,5 +26,6 @@ ATTACKS: dict[str, type[Attack]] = {
     "glm": GLM,  # a linear model and all records but one (001)
     "gradient": Gradient,  # one gradient of a batch (002)
     "informed": Informed,  # all records but a few, and the training itself (001)
+    "kkt": KKT,  # final weights alone (003, 004)
     "ntk": NTK,  # final and initial weights (000)
 }

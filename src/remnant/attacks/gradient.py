@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.outcome import in_box, nothing, status_of
+from remnant.attacks.fronts import undo_convolutions
+from remnant.attacks.outcome import in_box, in_data_scale, model_box, nothing, status_of
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.batch.graph_search import BatchSearch
 from remnant.solvers.batch.matching import Matching, match_gradient
 from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
-from remnant.solvers.convolutions.convolution import invert_features
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.residuals import output_residuals
 from remnant.solvers.spans import SMALLEST_GAP, count_records
@@ -170,21 +170,6 @@ def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -
     return spectrum.count if spectrum.gap > SMALLEST_GAP else None
 
 
-def in_data_scale(target: Target, inputs: Tensor) -> Tensor:
-    return target.scaling.to_data(inputs.reshape(-1, *target.input_shape)).float()
-
-
-def model_box(target: Target) -> tuple[Tensor, Tensor] | None:
-    """The data's bounds in the model's scale, each of the shape of an input."""
-    if target.bounds is None:
-        return None
-    low, high = (
-        target.scaling.to_model(torch.full(target.input_shape, end, dtype=torch.float64))
-        for end in target.bounds
-    )
-    return low, high
-
-
 def conclude(
     target: Target,
     evidence: Evidence,
@@ -198,9 +183,13 @@ def conclude(
     trace = {"singular_values": spectrum.values.tolist()}
     if not len(recovery.inputs):
         return nothing(target, Status.INCONCLUSIVE, recovery.reason, figures=figures, trace=trace)
-    inputs, passed, words = recovery.inputs, recovery.passed, recovery.reason
-    if any(isinstance(m, nn.Conv2d) for m in target.model.modules()):
-        inputs, passed, words = undo_convolutions(target, recovery, generator)
+    inputs, passed, more = undo_convolutions(
+        target,
+        recovery.inputs,
+        recovery.passed,
+        precision=evidence.precision,
+        generator=generator,
+    )
     inputs = inputs.reshape(-1, *target.input_shape)
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
@@ -219,7 +208,7 @@ def conclude(
         confidence=confidence[order].float(),
         labels=labels_from(target, residuals, inputs, order),
         status=status,
-        reason=words,
+        reason=recovery.reason + more,
         figures=figures
         | {
             "found": len(data),
@@ -231,23 +220,6 @@ def conclude(
         },
         trace=trace | {"found": recovery.found},
     )
-
-
-def undo_convolutions(
-    target: Target, recovery: BatchRecovery, generator: torch.Generator
-) -> tuple[Tensor, Tensor, str]:
-    """Images from the features that entered the first dense layer, and which of them to trust."""
-    images = invert_features(
-        target.model,
-        recovery.inputs.clamp(min=0),
-        input_shape=target.input_shape,
-        bounds=model_box(target),
-        generator=generator,
-    )
-    passed = recovery.passed & images.determined
-    determined = int(images.determined.sum())
-    words = f"{recovery.reason}; the convolutions determine {determined} of {len(passed)} images"
-    return images.inputs, passed, words
 
 
 def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Candidates:

@@ -3,198 +3,160 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import torch
-from torch import nn
 
-from remnant.attacks.outcome import in_box, nothing, status_of
+from remnant.attacks.ntk_exact import recover_exactly
+from remnant.attacks.outcome import in_data_scale, model_box, nothing
+from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
-from remnant.progress import task
-from remnant.solvers.difference.decay import without_decay
-from remnant.solvers.difference.exact import Recovery, Search, recover
-from remnant.solvers.difference.problem import pose, pose_output
-from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
-from remnant.solvers.labels import read_labels
-from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.spans import Decomposition, Span, Spectrum, count_records, decompose, span_of
+from remnant.solvers.descent.paper import Descent, descend
+from remnant.solvers.descent.projected import Projected, search
+from remnant.solvers.difference.exact import Search
+from remnant.solvers.lifted import recover_linearised
 from remnant.types import Candidates, Evidence, Status, Target
 
-# Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
-ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
-
-COARSE = 1e-3  # rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off
+Preset = Literal["auto", "exact", "paper", "projected"]
+PRESETS: tuple[Preset, ...] = ("auto", "exact", "paper", "projected")
+FOUND = (Status.COMPLETE, Status.PARTIAL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NTK:
-    """Recovery through the first two dense layers of a network with biases.
+    """Reconstruct the records whose training moved one set of weights to another.
 
-    The number of records comes from the singular values of the first layer's change, their pixels
-    from the search in `remnant.solvers.difference`; no public data is used. Where an assumption is
-    not met the status says which, and nothing is returned.
+    exact: through the first two dense layers (`solvers.difference`), or for a linearised network
+    through the lifted equations (`solvers.lifted`); certified, no public data, the count is found.
+    paper: 000's descent on images and duals. projected: the same objective with its duals solved
+    for, in the first layer's span, from several starts whose agreement is the confidence. auto:
+    exact; where that proves nothing and the number of records is known, projected.
     """
 
-    starts: int = 32
-    iterations: int = 300
-    patience: int = 12
+    preset: Preset = "auto"
+    starts: int = 32  # exact: points searched for at a time
+    iterations: int = 300  # exact: of each search
+    patience: int = 12  # exact: rounds without a new record before giving up
+    steps: int | None = None  # paper: 80000, projected: 400
+    features: Literal["initial", "final", "hybrid"] | None = (
+        None  # paper: final, projected: initial
+    )
+    runs: int = 4  # projected: independent starts
+    double: bool = False  # paper: float64
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
+        if self.features == "hybrid" and self.preset != "paper":
+            raise InputError(
+                expected("features", "initial or final, unless preset paper", "hybrid")
+            )
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
-        pair = applicable(target)
-        if isinstance(pair, str):
-            return nothing(target, Status.NOT_APPLICABLE, pair)
+        if target.knowledge.initial is None:
+            reason = "the initial weights are unknown; give --initial"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
         evidence = weight_difference(target)
-        change = pair.first.affine(evidence.vector)
-        if not bool(change.any()):
+        if not any(bool(change.any()) for change in evidence.vector.values()):
             reason = "initial and final weights are the same: no training lies between them"
             return nothing(target, Status.INCONCLUSIVE, reason)
-        with task("counting records"):
-            evidence, parts, spectrum, decay = count_between(evidence, pair)
-        count = spectrum.count if spectrum.clear else target.knowledge.records
+        if self.preset == "paper":
+            return self.paper(target, evidence, generator)
+        if self.preset == "projected":
+            return self.project(target, evidence, generator)
+        found = self.exact(target, evidence, generator)
+        if self.preset == "exact" or found.status in FOUND:
+            return found
+        return self.fall_back(target, evidence, found, generator)
+
+    def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        """By the layers' graph; what that does not solve may be a linearised network."""
+        how = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
+        found = recover_exactly(target, evidence, how, generator)
+        if found.status in FOUND:
+            return found
+        count = found.figures.get("counted") or target.knowledge.records
+        lifted = recover_linearised(target.model, evidence, generator=generator, count=count)
+        if isinstance(lifted, str) or not lifted.exact:
+            return found
+        n = lifted.count
+        return Candidates(
+            inputs=in_data_scale(target, lifted.inputs),
+            confidence=torch.ones(n),
+            status=Status.COMPLETE,
+            reason=f"{n} of {n} records found and certified without the truth: training was linear "
+            f"about the initial weights, and they explain all of it to {lifted.residual:.0e}",
+            figures=dict(found.figures) | {"counted": n, "certified": n, "passed": [True] * n},
+            trace=found.trace,
+        )
+
+    def fall_back(
+        self, target: Target, evidence: Evidence, found: Candidates, generator: torch.Generator
+    ) -> Candidates:
+        """What the exact solver said, and approximate candidates where the count is known."""
+        count = target.knowledge.records or found.figures.get("counted")
         if count is None:
-            return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
-        width = len(change)
-        if 2 * count > width:
-            reason = f"{count} records at width {width}: past width / 2 they are not determined"
-            return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
-        recovery = self.solve(evidence, pair, span_of(parts, count), generator)
-        return conclude(target, evidence, spectrum, decay, recovery, count)
+            reason = f"{found.reason}; give --records for approximate candidates"
+            return replace(found, reason=reason)
+        rough = self.project(target, evidence, generator, count=count)
+        said = f"not exact, since {found.reason}; instead {rough.reason}"
+        figures = {k: v for k, v in found.figures.items() if k != "passed"} | dict(rough.figures)
+        return replace(rough, reason=said, figures=figures, trace=found.trace)
 
-    def solve(
-        self, evidence: Evidence, pair: Pair, span: Span, generator: torch.Generator
-    ) -> Recovery:
-        """The records of a span of known size: exact for ReLU, nearly so for other activations."""
-        search = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
-        start, end = pair.first.affine(evidence.start), pair.first.affine(evidence.end)
-        if isinstance(pair.activation, nn.ReLU):
-            weight, precision = pair.next.weight, evidence.precision
-            with task("decomposing layers"):
-                if pair.last:
-                    ends = evidence.start[weight], evidence.end[weight]
-                    problem = pose_output(span, start, end, *ends, precision=precision)
-                else:
-                    change = evidence.vector[weight]
-                    problem = pose(span, start, end, change, precision=precision)
-            return recover(problem, search, generator=generator)
-        with task("decomposing layers"):
-            smooth = pose_smooth(
-                span,
-                pair.activation,
-                start,
-                pair.first.affine(evidence.vector),
-                pair.next.affine(evidence.vector),
-                pair.next.affine(evidence.end),
-                precision=evidence.precision,
-            )
-        return recover_smooth(smooth, search, generator)
-
-
-def count_between(
-    evidence: Evidence, pair: Pair
-) -> tuple[Evidence, Decomposition, Spectrum, float]:
-    """The spectrum of the first layer's change, less weight decay where that shows the records.
-
-    Returns the evidence that the count belongs to, and the factor by which decay shrank it.
-    """
-    weights = pair.first.affine(evidence.end)
-    parts = decompose(pair.first.affine(evidence.vector))
-    spectrum = count_records(parts.values, weights, evidence.precision)
-    if evidence.precision > COARSE:
-        return evidence, parts, replace(spectrum, clear=False), 1.0
-    if spectrum.clear:
-        return evidence, parts, spectrum, 1.0
-    undecayed, decay = without_decay(evidence, pair.first)
-    parts_then = decompose(pair.first.affine(undecayed.vector))
-    spectrum_then = count_records(parts_then.values, weights, evidence.precision)
-    if spectrum_then.clear and 0 < decay < 1:
-        return undecayed, parts_then, spectrum_then, decay
-    return evidence, parts, spectrum, 1.0
-
-
-def applicable(target: Target) -> Pair | str:
-    """The layers to work on, or the assumption that is not met."""
-    if target.knowledge.initial is None:
-        return "the initial weights are unknown; give --initial"
-    pair = first_pair(target.model)
-    if isinstance(pair, str):
-        return pair
-    if pair.last and not isinstance(pair.activation, nn.ReLU):
-        return "a single hidden layer is solved for ReLU alone; others need a second one"
-    if not isinstance(pair.activation, ACTIVATIONS):
-        known = ", ".join(kind.__name__ for kind in ACTIVATIONS)
-        return (
-            f"the first activation must be one of {known}; it is {type(pair.activation).__name__}"
+    def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        count = target.knowledge.records
+        if count is None:
+            reason = "the paper's descent needs the number of records; give --records"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        settings = Descent(
+            features=self.features or "final", steps=self.steps or 80_000, double=self.double
         )
-    if pair.first.bias is None:
-        return "the first layer has no bias, so the scale of a record is not determined"
-    return pair
-
-
-def no_gap(spectrum: Spectrum) -> str:
-    return (
-        "no gap among the singular values of the first layer's change (largest fall "
-        f"{spectrum.gap:.1f}x, at {spectrum.count}), so the number of records cannot be read off: "
-        "as after Adam, weight decay, coarse rounding, or more records than inputs or neurons"
-    )
-
-
-def words_for(target: Target, recovery: Recovery, certified: int, count: int) -> str:
-    words = f"{certified} of {count} records found and certified without the truth"
-    if certified and recovery.error is not None:
-        worst = float(recovery.error[recovery.passed].max())
-        words += f", to about {worst:.0e} (squared error): nothing is exactly zero in this network"
-    elif len(recovery.inputs) and not recovery.exact:
-        words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
-    if target.knowledge.records not in (None, count):
-        words += (
-            f"; the spectrum counts {count} records where {target.knowledge.records} were given"
+        found = descend(
+            target.model,
+            evidence,
+            settings,
+            shape=target.input_shape,
+            records=count,
+            generator=generator,
+            bounds=model_box(target),
         )
-    return words
+        return Candidates(
+            inputs=in_data_scale(target, found.inputs),
+            confidence=torch.zeros(len(found.inputs)),
+            status=Status.INCONCLUSIVE,
+            reason="the paper's descent has no certificate; its residual is not evidence",
+            figures={"counted": None, "loss": found.loss},
+            trace={"loss": list(found.trace)},
+        )
 
-
-def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
-    """What the spectrum says, for the finding and for its figure."""
-    return {
-        "figures": {"counted": count, "gap": spectrum.gap, "gap_clear": spectrum.clear},
-        "trace": {"singular_values": spectrum.values.tolist()},
-    }
-
-
-def conclude(
-    target: Target,
-    evidence: Evidence,
-    spectrum: Spectrum,
-    decay: float,
-    recovery: Recovery,
-    count: int,
-) -> Candidates:
-    """Candidates in the data's own scale, certified ones first, and how far to trust them."""
-    model_inputs = recovery.inputs.reshape(-1, *target.input_shape)
-    data = target.scaling.to_data(model_inputs)
-    passed = recovery.passed & in_box(data, target.bounds)
-    certified = int(passed.sum())
-    order = torch.where(passed, recovery.confidence, 0.5 * recovery.confidence)
-    order = order.argsort(descending=True, stable=True)
-    labels = None
-    if len(data) and recovery.duals is not None:
-        labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
-    basics = seen(spectrum, count)
-    figures = {
-        "found": len(data),
-        "certified": certified,
-        "rounds": recovery.rounds,
-        "passed": passed[order].tolist(),
-        "exact": recovery.exact,
-        "decay": decay,
-    }
-    if recovery.error is not None:
-        figures["expected_error"] = recovery.error[order].tolist()
-    return Candidates(
-        inputs=data[order].float(),
-        confidence=recovery.confidence[order].float(),
-        labels=None if labels is None else labels[order],
-        status=status_of(certified, count),
-        reason=words_for(target, recovery, certified, count),
-        figures=basics["figures"] | figures,
-        trace=basics["trace"] | {"found": recovery.found},
-    )
+    def project(
+        self,
+        target: Target,
+        evidence: Evidence,
+        generator: torch.Generator,
+        count: int | None = None,
+    ) -> Candidates:
+        count = count or target.knowledge.records
+        if count is None:
+            reason = "the projected descent needs the number of records; give --records"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        features: Literal["initial", "final"] = "final" if self.features == "final" else "initial"
+        settings = Projected(features=features, steps=self.steps or 400, starts=self.runs)
+        found = search(
+            target.model,
+            evidence,
+            settings,
+            shape=target.input_shape,
+            records=count,
+            generator=generator,
+            bounds=model_box(target),
+        )
+        agreed = int((found.confidence > 0.9).sum())
+        return Candidates(
+            inputs=in_data_scale(target, found.inputs),
+            confidence=found.confidence.float(),
+            status=Status.INCONCLUSIVE,
+            reason=f"{len(found.inputs)} approximate candidates, {agreed} of which came back alike "
+            f"(correlation above 0.9) from {self.runs} independent starts; that is no proof",
+            figures={"candidates": len(found.inputs), "agreed": agreed, "losses": found.losses},
+        )

@@ -37,3 +37,18 @@ def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:
     room = BOX_ROOM * (high - low)
     flat = data.flatten(1)
     return (flat.min(1).values >= low - room) & (flat.max(1).values <= high + room)
+
+
+def in_data_scale(target: Target, inputs: Tensor) -> Tensor:
+    return target.scaling.to_data(inputs.reshape(-1, *target.input_shape)).float()
+
+
+def model_box(target: Target) -> tuple[Tensor, Tensor] | None:
+    """The data's bounds in the model's scale, each of the shape of an input."""
+    if target.bounds is None:
+        return None
+    low, high = (
+        target.scaling.to_model(torch.full(target.input_shape, end, dtype=torch.float64))
+        for end in target.bounds
+    )
+    return low, high

@@ -44,6 +44,32 @@ def add(verbs: Any) -> None:
 def ntk_flags(parser: argparse.ArgumentParser) -> None:
     held = add_held(parser)
     held.add_argument("--initial", type=Path, required=True, help="weights before training")
+    how = parser.add_argument_group("how")
+    how.add_argument("--preset", choices=("auto", "exact", "paper", "projected"), default="auto")
+    optional(how, "--steps", int, "of paper (default: 80000) or projected (default: 400)")
+    words = "of paper (default: final) and projected (default: initial)"
+    optional(how, "--features", str, words, choices=("initial", "final", "hybrid"))
+    optional(how, "--runs", int, "of projected: independent starts (default: 4)")
+    how.add_argument("--double", action="store_true", help="of paper: float64")
+
+
+def kkt_flags(parser: argparse.ArgumentParser) -> None:
+    held, how = add_held(parser), parser.add_argument_group("how")
+    held.add_argument("--loss", help="the training loss, if it is known: ce, mse, bce, ...")
+    how.add_argument("--preset", choices=("default", "paper"), default="default")
+    words = "margin, soft or free (default: by the loss and the outputs)"
+    optional(how, "--objective", str, words, choices=("margin", "soft", "free"))
+    optional(how, "--candidates", int, "in each start (default: twice the records)")
+    optional(how, "--starts", int, "independent ones (default: 4)")
+    optional(how, "--rounds", int, "more begin again at what starts agree on (default: 1)")
+    optional(how, "--steps", int, "of each (default: 1000; paper: 50000)")
+    optional(how, "--rank", int, "of the first dense layer (default: the records)")
+    optional(how, "--tv-weight", float, "prior on neighbouring pixels (default: 0)")
+    optional(how, "--lambda-min", float, "smallest dual (default: 0; paper: drawn)")
+    optional(how, "--trials", int, "of paper: random draws of what follows (default: 1)")
+    optional(how, "--lr", float, "of paper (default: drawn)")
+    optional(how, "--sigma", float, "of paper: deviation of the first pixels (default: drawn)")
+    optional(how, "--alpha", float, "of paper: sharpness of the smoothed ReLU (default: drawn)")
 
 
 def gradient_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +121,12 @@ ADVERSARIES: dict[str, Adversary] = {
         example="--model mlp:784-256-256-10 --weights sent.safetensors "
         "--gradient update.safetensors --shape 1x28x28",
         flags=gradient_flags,
+    ),
+    "kkt": Adversary(
+        summary="records from the final weights alone",
+        example="--model mlp:784-300-300-10 --weights released.safetensors --records 50 "
+        "--shape 1x28x28",
+        flags=kkt_flags,
     ),
     "glm": Adversary(
         summary="the one record of a linear model's training set that is not known",

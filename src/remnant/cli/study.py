@@ -26,6 +26,11 @@ SUMMARIES = {
     "informed-factors": "001, Tables II and V: one unknown record, factor by factor",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
+    "kkt-grid": "004: records back from final weights, width against their number",
+    "kkt-classes": "004: more classes leak more",
+    "kkt-decay": "004: weight decay in a middle range leaks most",
+    "kkt-exposure": "004: which records leak, by margin or loss",
+    "kkt-assumptions": "which assumption of the attack fails, and what it says of that",
     "onion": "000, Figure 6: remove the most exposed records, train again, attack again",
 }
 FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")

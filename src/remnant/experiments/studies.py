@@ -16,6 +16,7 @@ from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
 from remnant.experiments import informed_scenes as scenes
 from remnant.experiments import informed_studies as informed
+from remnant.experiments import kkt_studies as kkt
 from remnant.experiments import ntk_studies as ntk
 from remnant.progress import task
 from remnant.report.lines import Panel, draw_lines
@@ -59,6 +60,10 @@ SCORES = (
 INFORMED = (
     "mse", "median_mse", "oracle", "success", "exact", "certified", "wrongly_certified",
     "labels_right", "cpu_seconds",
+)  # fmt: skip
+KKT = (
+    "recovered", "above_0.8", "null", "null_above_0.8", "agreed", "imbalance", "status",
+    "cpu_seconds",
 )  # fmt: skip
 ERRORS = ("mean_error", "median_error", "cpu_seconds")
 
@@ -178,6 +183,51 @@ STUDIES: Mapping[str, Study] = {
         measure=informed.measure_batches,
         plot=informed.plot_batches,
         columns=("batch_size", "method", "shadows", *INFORMED),
+    ),
+    "kkt-grid": Study(
+        title="Final weights alone: width against the number of records",
+        settings=kkt.Grid(),
+        quick=kkt.QUICK_GRID,
+        cells=kkt.grid_cells,
+        measure=kkt.measure_grid,
+        plot=kkt.plot_grid,
+        columns=("task", "width", "records", "seed", *KKT),
+    ),
+    "kkt-classes": Study(
+        title="Final weights alone: more classes leak more",
+        settings=kkt.Classes(),
+        quick=kkt.QUICK_CLASSES,
+        cells=kkt.classes_cells,
+        measure=kkt.measure_classes,
+        plot=kkt.plot_classes,
+        columns=("classes", "records", "seed", *KKT),
+    ),
+    "kkt-decay": Study(
+        title="Final weights alone: weight decay in a middle range leaks most",
+        settings=kkt.Decay(),
+        quick=kkt.QUICK_DECAY,
+        cells=kkt.decay_cells,
+        measure=kkt.measure_decay,
+        plot=kkt.plot_decay,
+        columns=("task", "weight_decay", "records", "seed", *KKT),
+    ),
+    "kkt-assumptions": Study(
+        title="Final weights alone: one assumption broken at a time",
+        settings=kkt.Assumptions(),
+        quick=kkt.QUICK_ASSUMPTIONS,
+        cells=kkt.assumptions_cells,
+        measure=kkt.measure_assumptions,
+        plot=kkt.plot_assumptions,
+        columns=("case", "records", "seed", *KKT),
+    ),
+    "kkt-exposure": Study(
+        title="Final weights alone: which records leak, by margin or loss",
+        settings=kkt.Exposure(),
+        quick=kkt.QUICK_EXPOSURE,
+        cells=kkt.exposure_cells,
+        measure=kkt.measure_exposure,
+        plot=kkt.plot_exposure,
+        columns=("task", "seed", "id", "hardness", "fifth", "correlation", "ssim"),
     ),
 }  # fmt: skip
 

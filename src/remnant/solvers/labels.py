@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError
-from remnant.gradients import layer_factors
+from remnant.gradients import LayerFactors, layer_factors
 from remnant.types import Evidence
 
 
@@ -24,7 +25,7 @@ def read_labels(
     model = copy.deepcopy(model).double().eval()
     try:
         ends = [
-            layer_factors(model, inputs.double(), weights=weights)[0].signals
+            _first_dense(layer_factors(model, inputs.double(), weights=weights))
             for weights in (evidence.start, evidence.end)
         ]
     except InputError:  # not a plain stack
@@ -35,3 +36,8 @@ def read_labels(
     solved = torch.linalg.lstsq(signals.mT, duals[:, :, None], driver="gelsd")
     residuals: Tensor = solved.solution
     return residuals[:, :, 0].argmax(1)
+
+
+def _first_dense(layers: Sequence[LayerFactors]) -> Tensor:
+    """Signals k x c x w of the first layer that is dense."""
+    return next(layer.signals for layer in layers if layer.signals.ndim == 3)

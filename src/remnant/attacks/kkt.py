@@ -1,0 +1,318 @@
+"""`kkt`: the adversary holds nothing but the final weights (003, 004, Haim et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from remnant.attacks.outcome import model_box, nothing
+from remnant.errors import InputError, expected
+from remnant.evidence import stored_precision
+from remnant.gradients import smoothed
+from remnant.solvers.consensus import Clusters
+from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, Positive, balanced_labels
+from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
+from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
+from remnant.solvers.kkt.paper import Descended, descend_on_pixels, drawn
+from remnant.solvers.kkt.problem import pose
+from remnant.solvers.kkt.rounds import search_in_rounds
+from remnant.solvers.kkt.scale import OUTSIDE, largest_in_box
+from remnant.solvers.kkt.search import Found
+from remnant.solvers.spans import Spectrum, count_in_noise
+from remnant.types import Candidates, Status, Target
+
+Preset = Literal["default", "paper"]
+PRESETS: tuple[Preset, ...] = ("default", "paper")
+# Imbalance above which a model is not near a stationary point under weight decay. Starts agree
+# there as well, on what is no record (docs/final-weights.md).
+UNBALANCED = 0.01
+AGREED = 0.75  # share of the starts that must return a candidate alike
+# Per record 2 candidates: with as many as records, starts that fall together leave others unfound.
+PER_RECORD = 2
+SPARE_RANK = 1.25  # where the number of records is not known: too low a rank loses records
+
+
+@dataclass(frozen=True, kw_only=True)
+class KKT:
+    """Reconstruct training records from the final weights.
+
+    default: descent in the row space of the first layer (`remnant.solvers.kkt`) from independent
+    starts, whose agreement is the confidence; ReLU networks of dense layers, convolutions before.
+    paper: the papers' SGD on pixels with their random search, for any differentiable model.
+    """
+
+    preset: Preset = "default"
+    objective: Objective | None = None  # None: from the known loss, or the number of outputs
+    candidates: int | None = None  # a start; None: twice the number of records
+    starts: int = 4  # default: independent sets of candidates
+    rounds: int = 1  # default: more begin again at what the starts agree on
+    steps: int | None = None  # a round (1000), or a trial of the papers' descent (50000)
+    optimiser: Optimiser = "adam"  # default
+    rank: int | None = None  # default: of the first dense layer; None: the number of records
+    inner_rank: int | None = 40  # default: of dense layers between; None: whole
+    lambda_min: float | None = None  # None: 0, or drawn by the paper's search
+    positive: Positive = "softplus"  # default: how a dual is kept above lambda_min
+    range_weight: float | None = None  # default: of a record's own signal; None: by objective
+    whiten: float | None = None  # default: power of the first layer's singular values
+    tv_weight: float = 0.0  # default: prior on neighbouring pixels
+    trials: int = 1  # paper: random draws of what is None below
+    lr: float | None = None  # paper
+    sigma: float | None = None  # paper: deviation of the first pixels
+    alpha: float | None = None  # paper: sharpness of the smoothed ReLU
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
+        if self.objective not in (None, *OBJECTIVES):
+            raise InputError(expected("objective", ", ".join(OBJECTIVES), repr(self.objective)))
+        if self.optimiser not in OPTIMISERS:
+            raise InputError(expected("optimiser", ", ".join(OPTIMISERS), repr(self.optimiser)))
+        for name in ("candidates", "starts", "rounds", "steps", "rank", "inner_rank", "trials"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(expected(name, "1 or more", value))
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        layers = read_network(target.model)
+        if self.preset == "paper":
+            return self.paper(target, None if isinstance(layers, str) else layers, generator)
+        if isinstance(layers, str):
+            reason = f"{layers}; --preset paper takes any model"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        return self.solve(target, layers, generator)
+
+    def solve(
+        self, target: Target, layers: tuple[Layer, ...], generator: torch.Generator
+    ) -> Candidates:
+        spectrum, state = spectrum_of(target, layers), balance(layers)
+        counted = records_of(target) or spectrum.count
+        m = self.candidates or PER_RECORD * counted
+        first = next(layer for layer in layers if not layer.conv)
+        spare = 1.0 if records_of(target) else SPARE_RANK
+        rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
+        duals = duals_for(target, len(layers[-1].weight), m, self.objective)
+        duals = replace(duals, least=self.lambda_min or 0.0, positive=self.positive)
+        problem = pose(
+            layers,
+            target.input_shape,
+            rank=rank,
+            inner_rank=self.inner_rank,
+            bias_decayed=state.bias_decayed,
+            box=model_box(target),
+        )
+        found, groups = search_in_rounds(
+            problem,
+            duals,
+            self.search(duals, layers),
+            starts=self.starts,
+            rounds=self.rounds,
+            generator=generator,
+        )
+        return conclude(target, layers, spectrum, state, duals, found, groups)
+
+    def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
+        """Weights that did well on other draws than those reported (docs/final-weights.md)."""
+        weight, whiten = 1.0, 0.5
+        if duals.objective == "free":
+            weight, whiten = 3.0, 0.0
+        elif duals.outputs == 1:
+            weight = 10.0
+        return Search(
+            optimiser=self.optimiser,
+            steps=self.steps or 1000,
+            lr=0.05 if layers[0].conv else 0.1,
+            range_weight=weight if self.range_weight is None else self.range_weight,
+            whiten=whiten if self.whiten is None else self.whiten,
+            tv_weight=self.tv_weight,
+        )
+
+    def paper(
+        self, target: Target, layers: tuple[Layer, ...] | None, generator: torch.Generator
+    ) -> Candidates:
+        counted = records_of(target)
+        if counted is None and layers is not None:
+            counted = spectrum_of(target, layers).count
+        m = self.candidates or PER_RECORD * (counted or 0)
+        if not m:
+            reason = "the number of records cannot be read off this model; give --records"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
+        outputs = outputs_of(target)
+        chosen = self.objective or objective_for(target.knowledge.loss, outputs)
+        chosen = "margin" if chosen == "soft" and self.objective is None else chosen
+        duals = duals_for(target, outputs, m, chosen)
+        runs, settings = [], []
+        for _ in range(self.trials):
+            settings.append(
+                drawn(
+                    generator,
+                    steps=self.steps or 50_000,
+                    lr=self.lr,
+                    sigma=self.sigma,
+                    alpha=self.alpha,
+                    lambda_min=self.lambda_min,
+                )
+            )
+            runs.append(
+                descend_on_pixels(
+                    target.model,
+                    target.input_shape,
+                    duals,
+                    settings[-1],
+                    box=model_box(target),
+                    generator=generator,
+                )
+            )
+        return conclude_paper(target, duals, runs, [vars(s) for s in settings], counted)
+
+
+def outputs_of(target: Target) -> int:
+    """The number of outputs, from a copy in evaluation mode."""
+    model = smoothed(target.model, alpha=1.0).eval()
+    with torch.no_grad():
+        count: int = model(next(model.parameters()).new_zeros(1, *target.input_shape)).shape[1]
+    return count
+
+
+def records_of(target: Target) -> int | None:
+    """The number of records, where the adversary knows it."""
+    known = target.knowledge
+    if known.records is not None:
+        return known.records
+    return None if known.labels is None else len(known.labels)
+
+
+def spectrum_of(target: Target, layers: tuple[Layer, ...]) -> Spectrum:
+    """Of the first dense layer: its rank is the number of records, once its start has decayed."""
+    first = next(layer for layer in layers if not layer.conv)
+    values = torch.linalg.svdvals(first.weight)
+    return count_in_noise(values, first.weight, stored_precision(target.weights))
+
+
+def objective_for(loss: str | None, outputs: int) -> Objective:
+    """What the loss says; a model of unknown loss is taken for a classifier."""
+    if loss is not None and loss not in ("bce", "ce"):
+        return "free"
+    return "margin" if outputs == 1 else "soft"
+
+
+def duals_for(target: Target, outputs: int, m: int, objective: Objective | None) -> Duals:
+    """The labels that are known, over and over, or else balanced ones."""
+    known = target.knowledge
+    labels = balanced_labels(m, outputs)
+    if known.labels is not None and not known.labels.is_floating_point():
+        labels = known.labels.flatten().long().repeat(-(-m // len(known.labels)))[:m]
+    return Duals(
+        objective=objective or objective_for(known.loss, outputs),
+        labels=labels,
+        outputs=outputs,
+    )
+
+
+def conclude(
+    target: Target,
+    layers: tuple[Layer, ...],
+    spectrum: Spectrum,
+    state: Balance,
+    duals: Duals,
+    found: Found,
+    groups: Clusters,
+) -> Candidates:
+    """Cluster centres in the data's own scale, those that most starts agree on first."""
+    k, m, _ = found.inputs.shape
+    centres = groups.centres[:m]
+    box = model_box(target)
+    if box is not None:
+        if all(layer.bias is None for layer in layers):
+            centres = centres * largest_in_box(centres, *box, OUTSIDE[duals.objective])[:, None]
+        centres = centres.clamp(*(end.flatten() for end in box))
+    data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
+    agreed = groups.starts[:m] >= math.ceil(AGREED * k)
+    status, words = outcome(duals.objective, k, int(agreed.sum()))
+    if state.imbalance > UNBALANCED:
+        status = Status.INCONCLUSIVE
+        words += (
+            f"; hidden neurons are out of balance by {state.imbalance:.2f}: the model was not "
+            "trained to a stationary point under weight decay, where agreement is no evidence"
+        )
+    labels = None if duals.objective == "free" else duals.labels[groups.seed[:m] % m]
+    return Candidates(
+        inputs=data.float(),
+        confidence=groups.agreement[:m].float(),
+        labels=labels,
+        status=status,
+        reason=words,
+        figures={
+            "counted": records_of(target) or spectrum.count,
+            "spectrum_count": spectrum.count,
+            "gap": spectrum.gap,
+            "objective": duals.objective,
+            "agreed": int(agreed.sum()),
+            "found_by": groups.starts[:m].tolist(),
+            "clusters": len(groups),
+            "imbalance": state.imbalance,
+            "bias_decayed": state.bias_decayed if any(x.bias is not None for x in layers) else None,
+            "misfit": found.misfit.mean(0).tolist(),
+        },
+        trace={"singular_values": spectrum.values.tolist(), "misfit": found.trace},
+    )
+
+
+def outcome(objective: Objective, starts: int, agreed: int) -> tuple[Status, str]:
+    """There is no certificate: what starts agree on is likely a record, no more."""
+    if starts == 1:
+        return (
+            Status.INCONCLUSIVE,
+            "one start has nothing to agree with; a small misfit is no evidence",
+        )
+    words = (
+        f"{agreed} candidates came back alike from at least {math.ceil(AGREED * starts)} of "
+        f"{starts} independent starts; agreement is evidence, not a certificate"
+    )
+    if objective == "free":
+        words += ", and for free duals (regression losses) it is unreliable"
+        return Status.INCONCLUSIVE, words
+    return (Status.PARTIAL if agreed else Status.INCONCLUSIVE), words
+
+
+def conclude_paper(
+    target: Target,
+    duals: Duals,
+    runs: list[Descended],
+    settings: list[dict[str, Any]],
+    counted: int | None,
+) -> Candidates:
+    """The trial of least loss; the papers choose theirs by a score against the training data."""
+    best = min(range(len(runs)), key=lambda i: runs[i].loss)
+    run = runs[best]
+    if not math.isfinite(run.loss):
+        reason = f"all {len(runs)} trials diverged; give a smaller --lr or more --trials"
+        return nothing(target, Status.INCONCLUSIVE, reason)
+    inputs = run.inputs.detach().cpu().double()
+    box = model_box(target)
+    if box is not None:
+        inputs = inputs.clamp(*box)
+    size = run.duals.detach().cpu().double().reshape(len(inputs), -1).norm(dim=1)
+    order = size.argsort(descending=True, stable=True)
+    words = "a small loss is no evidence: fits go below that of the true records"
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in target.model.modules()):
+        words += "; the model has batch norm, which the theory leaves out"
+    return Candidates(
+        inputs=target.scaling.to_data(inputs)[order].float(),
+        confidence=torch.zeros(len(inputs)),
+        labels=None if duals.objective == "free" else duals.labels[order],
+        status=Status.INCONCLUSIVE,
+        reason=words,
+        figures={
+            "counted": counted,
+            "objective": duals.objective,
+            "trials": len(runs),
+            "diverged": sum(not math.isfinite(r.loss) for r in runs),
+            "loss": run.loss,
+            "settings": settings[best],
+        },
+        trace={"loss": run.trace},
+    )

@@ -1,0 +1,194 @@
+"""The exact solver of `ntk`: records through the first two dense layers, and a certificate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from remnant.attacks.fronts import undo_convolutions
+from remnant.attacks.outcome import in_box, nothing, status_of
+from remnant.progress import task
+from remnant.solvers.difference.decay import without_decay
+from remnant.solvers.difference.exact import Recovery, Search, recover
+from remnant.solvers.difference.problem import pose, pose_output
+from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
+from remnant.solvers.labels import read_labels
+from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.spans import Decomposition, Span, Spectrum, count_records, decompose, span_of
+from remnant.types import Candidates, Evidence, Status, Target
+
+# Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
+
+COARSE = 1e-3  # rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off
+
+
+def recover_exactly(
+    target: Target, evidence: Evidence, search: Search, generator: torch.Generator
+) -> Candidates:
+    """Count, solve, certify; or in the status and reason why that cannot be done."""
+    pair = applicable(target)
+    if isinstance(pair, str):
+        return nothing(target, Status.NOT_APPLICABLE, pair)
+    if not bool(pair.first.affine(evidence.vector).any()):
+        reason = "initial and final weights are the same: no training lies between them"
+        return nothing(target, Status.INCONCLUSIVE, reason)
+    with task("counting records"):
+        evidence, parts, spectrum, decay = count_between(evidence, pair)
+    count = spectrum.count if spectrum.clear else target.knowledge.records
+    if count is None:
+        return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
+    width = len(evidence.vector[pair.first.weight])
+    if 2 * count > width:
+        reason = f"{count} records at width {width}: past width / 2 they are not determined"
+        return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
+    recovery = solve(evidence, pair, span_of(parts, count), search, generator)
+    return conclude(target, evidence, spectrum, decay, recovery, count, generator)
+
+
+def solve(
+    evidence: Evidence, pair: Pair, span: Span, search: Search, generator: torch.Generator
+) -> Recovery:
+    """The records of a span of known size: exact for ReLU, nearly so for other activations."""
+    start, end = pair.first.affine(evidence.start), pair.first.affine(evidence.end)
+    if isinstance(pair.activation, nn.ReLU):
+        weight, precision = pair.next.weight, evidence.precision
+        with task("decomposing layers"):
+            if pair.last:
+                ends = evidence.start[weight], evidence.end[weight]
+                problem = pose_output(span, start, end, *ends, precision=precision)
+            else:
+                change = evidence.vector[weight]
+                problem = pose(span, start, end, change, precision=precision)
+        return recover(problem, search, generator=generator)
+    with task("decomposing layers"):
+        smooth = pose_smooth(
+            span,
+            pair.activation,
+            start,
+            pair.first.affine(evidence.vector),
+            pair.next.affine(evidence.vector),
+            pair.next.affine(evidence.end),
+            precision=evidence.precision,
+        )
+    return recover_smooth(smooth, search, generator)
+
+
+def count_between(
+    evidence: Evidence, pair: Pair
+) -> tuple[Evidence, Decomposition, Spectrum, float]:
+    """The spectrum of the first layer's change, less weight decay where that shows the records.
+
+    Returns the evidence that the count belongs to, and the factor by which decay shrank it.
+    """
+    weights = pair.first.affine(evidence.end)
+    parts = decompose(pair.first.affine(evidence.vector))
+    spectrum = count_records(parts.values, weights, evidence.precision)
+    if evidence.precision > COARSE:
+        return evidence, parts, replace(spectrum, clear=False), 1.0
+    if spectrum.clear:
+        return evidence, parts, spectrum, 1.0
+    undecayed, decay = without_decay(evidence, pair.first)
+    parts_then = decompose(pair.first.affine(undecayed.vector))
+    spectrum_then = count_records(parts_then.values, weights, evidence.precision)
+    if spectrum_then.clear and 0 < decay < 1:
+        return undecayed, parts_then, spectrum_then, decay
+    return evidence, parts, spectrum, 1.0
+
+
+def applicable(target: Target) -> Pair | str:
+    """The layers to work on, or the assumption that is not met."""
+    pair = first_pair(target.model, after_convolutions=True)
+    if isinstance(pair, str):
+        return pair
+    if pair.last and not isinstance(pair.activation, nn.ReLU):
+        return "a single hidden layer is solved for ReLU alone; others need a second one"
+    if not isinstance(pair.activation, ACTIVATIONS):
+        known = ", ".join(kind.__name__ for kind in ACTIVATIONS)
+        return (
+            f"the first activation must be one of {known}; it is {type(pair.activation).__name__}"
+        )
+    if pair.first.bias is None:
+        return "the first layer has no bias, so the scale of a record is not determined"
+    return pair
+
+
+def no_gap(spectrum: Spectrum) -> str:
+    return (
+        "no gap among the singular values of the first layer's change (largest fall "
+        f"{spectrum.gap:.1f}x, at {spectrum.count}), so the number of records cannot be read off: "
+        "as after Adam, weight decay, coarse rounding, or more records than inputs or neurons"
+    )
+
+
+def words_for(target: Target, recovery: Recovery, certified: int, count: int) -> str:
+    words = f"{certified} of {count} records found and certified without the truth"
+    if certified and recovery.error is not None:
+        worst = float(recovery.error[recovery.passed].max())
+        words += f", to about {worst:.0e} (squared error): nothing is exactly zero in this network"
+    elif len(recovery.inputs) and not recovery.exact:
+        words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
+    if target.knowledge.records not in (None, count):
+        words += (
+            f"; the spectrum counts {count} records where {target.knowledge.records} were given"
+        )
+    return words
+
+
+def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
+    """What the spectrum says, for the finding and for its figure."""
+    return {
+        "figures": {"counted": count, "gap": spectrum.gap, "gap_clear": spectrum.clear},
+        "trace": {"singular_values": spectrum.values.tolist()},
+    }
+
+
+def conclude(
+    target: Target,
+    evidence: Evidence,
+    spectrum: Spectrum,
+    decay: float,
+    recovery: Recovery,
+    count: int,
+    generator: torch.Generator,
+) -> Candidates:
+    """Candidates in the data's own scale, certified ones first, and how far to trust them."""
+    inputs, passed, more = undo_convolutions(
+        target,
+        recovery.inputs,
+        recovery.passed,
+        precision=10 * evidence.precision,  # a difference of weights has lost digits
+        generator=generator,
+    )
+    model_inputs = inputs.reshape(-1, *target.input_shape)
+    data = target.scaling.to_data(model_inputs)
+    passed = passed & in_box(data, target.bounds)
+    certified = int(passed.sum())
+    order = torch.where(passed, recovery.confidence, 0.5 * recovery.confidence)
+    order = order.argsort(descending=True, stable=True)
+    labels = None
+    if len(data) and recovery.duals is not None:
+        labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
+    basics = seen(spectrum, count)
+    figures = {
+        "found": len(data),
+        "certified": certified,
+        "rounds": recovery.rounds,
+        "passed": passed[order].tolist(),
+        "exact": recovery.exact,
+        "decay": decay,
+    }
+    if recovery.error is not None:
+        figures["expected_error"] = recovery.error[order].tolist()
+    return Candidates(
+        inputs=data[order].float(),
+        confidence=recovery.confidence[order].float(),
+        labels=None if labels is None else labels[order],
+        status=status_of(certified, count),
+        reason=words_for(target, recovery, certified, count) + more,
+        figures=basics["figures"] | figures,
+        trace=basics["trace"] | {"found": recovery.found},
+    )

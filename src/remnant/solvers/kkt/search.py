@@ -1,0 +1,167 @@
+"""Descend on the misfit of stationarity from independent random starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from remnant.progress import task
+from remnant.solvers.kkt.duals import Duals
+from remnant.solvers.kkt.optimisers import Moment, Search, by_adam, by_lbfgs, by_stages
+from remnant.solvers.kkt.problem import (
+    Problem,
+    box_misfit,
+    forward,
+    misfits,
+    range_misfit,
+    signals,
+    span_misfit,
+    to_double,
+    variation,
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """k starts of m candidates: coordinates k x m x r, inputs k x m x d, duals, signed, k x m.
+
+    misfit: k x layers at the end. range_misfit: k x m. outputs: k x m x c. trace: total by step.
+    """
+
+    coordinates: Tensor
+    inputs: Tensor
+    duals: Tensor
+    outputs: Tensor
+    misfit: Tensor
+    range_misfit: Tensor
+    trace: list[float]
+
+
+def descend(
+    problem: Problem,
+    duals: Duals,
+    search: Search,
+    *,
+    starts: int,
+    generator: torch.Generator,
+    begin: Tensor | None = None,
+) -> Found:
+    """From `starts` random sets of candidates, or from coordinates `begin`, k x m x r."""
+    m, dtype = len(duals.labels), problem.columns.dtype
+    if begin is None:
+        shape = (starts, m, problem.coordinates)
+        begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+    s, raw = begin.to(dtype), duals.start(len(begin), dtype)
+    trace: list[float] = []
+
+    def total(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
+        return objective(problem, duals, search, s, raw, at)
+
+    def spreads(s: Tensor) -> list[float]:
+        with torch.no_grad():
+            return forward(problem, s).spreads()
+
+    def solve_duals(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
+        return best_duals(problem, duals, s, raw, at)
+
+    with task("descent", search.steps) as step:
+        if search.optimiser == "lbfgs":
+            s, raw = by_stages(search, s, raw, total, spreads, step)
+        else:
+            solve = solve_duals if search.optimiser == "varpro" else None
+            s, raw = by_adam(search, s, raw, total, spreads, solve, trace, step)
+    if search.finish:
+        exact = to_double(problem)
+        held = Moment(sharpness=search.sharpness[1], whiten=search.whiten, spreads=spreads(s))
+
+        def exactly(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
+            return objective(exact, duals, search, s, raw, at)
+
+        s, raw = by_lbfgs(s.double(), raw.double(), exactly, held, search.finish)
+        problem = exact
+    return _found(problem, duals, search, s, raw, trace)
+
+
+def best_duals(problem: Problem, duals: Duals, s: Tensor, raw: Tensor, at: Moment) -> Tensor:
+    """Raw duals at which the misfit is least for these candidates: non-negative least squares."""
+    with torch.no_grad():
+        seen = forward(problem, s)
+        arrived = signals(
+            problem, seen, duals.directions(raw, seen.outputs[-1]), at.sharpness, at.spreads
+        )
+        zero = torch.zeros(s.shape[:2], dtype=s.dtype)
+
+    def misfit(dual: Tensor) -> Tensor:
+        return misfits(problem, seen, arrived, dual, at.whiten).sum()
+
+    start = zero.clone().requires_grad_()
+    slope = -torch.autograd.grad(misfit(start), start)[0].double()
+    grams = torch.autograd.functional.hessian(misfit, zero, vectorize=True).double()
+    solved = []
+    for k in range(len(s)):
+        gram = grams[k, :, k]
+        eye = torch.eye(len(gram), dtype=torch.float64)
+        factor = torch.linalg.cholesky(gram + 1e-6 * gram.diagonal().mean() * eye)
+        right = torch.linalg.solve_triangular(factor, slope[k][:, None], upper=False)[:, 0]
+        if duals.objective == "free":
+            solved.append(torch.linalg.solve_triangular(factor.T, right[:, None], upper=True)[:, 0])
+        else:
+            solved.append(torch.from_numpy(nnls(factor.T.numpy(), right.numpy())[0]))
+    values = torch.stack(solved)
+    if duals.objective == "free":
+        return values.to(s) if duals.outputs == 1 else raw * _ratio(values, raw)
+    return duals.raw(values).to(s)
+
+
+def _ratio(values: Tensor, raw: Tensor) -> Tensor:
+    length: Tensor = raw.norm(dim=2, keepdim=True).clamp(min=1e-12)
+    return values.to(raw)[..., None] / length
+
+
+def _found(
+    problem: Problem, duals: Duals, search: Search, s: Tensor, raw: Tensor, trace: list[float]
+) -> Found:
+    with torch.no_grad():
+        seen = forward(problem, s)
+        values = duals.values(raw)
+        direction = duals.directions(raw, seen.outputs[-1])
+        arrived = signals(problem, seen, direction, search.sharpness[1], seen.spreads())
+        return Found(
+            coordinates=s,
+            inputs=problem.inputs(s),
+            duals=values,
+            outputs=seen.outputs[-1].view(*s.shape[:2], -1),
+            misfit=misfits(problem, seen, arrived, values, 0.0),
+            range_misfit=range_misfit(problem, arrived, values),
+            trace=trace,
+        )
+
+
+def objective(
+    problem: Problem,
+    duals: Duals,
+    search: Search,
+    s: Tensor,
+    raw: Tensor,
+    at: Moment,
+) -> Tensor:
+    """k: the misfits of all layers and what is held against a candidate besides."""
+    seen = forward(problem, s)
+    values = duals.values(raw)
+    direction = duals.directions(raw, seen.outputs[-1])
+    arrived = signals(problem, seen, direction, at.sharpness, at.spreads)
+    total = misfits(problem, seen, arrived, values, at.whiten).sum(1)
+    if search.range_weight:
+        share = values.detach().abs()
+        outside = range_misfit(problem, arrived, values)
+        total = total + search.range_weight * (share * outside).sum(1) / share.sum(1)
+    if search.box_weight:
+        total = total + search.box_weight * box_misfit(problem, s)
+    if search.span_weight and problem.rows is not None:
+        total = total + search.span_weight * span_misfit(problem, seen)
+    if search.tv_weight:
+        total = total + search.tv_weight * variation(problem, s)
+    return total

@@ -1,0 +1,198 @@
+"""The attack on final weights alone: end to end on small targets, and what it says of itself."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from remnant.attacks.kkt import KKT, duals_for, objective_for, outcome
+from remnant.data import load, split
+from remnant.errors import InputError
+from remnant.models import build
+from remnant.scoring import score
+from remnant.solvers.kkt.duals import Duals, balanced_labels
+from remnant.solvers.kkt.network import read_network
+from remnant.solvers.kkt.optimisers import Moment, Search
+from remnant.solvers.kkt.paper import RANGES, Descent, descend_on_pixels, drawn
+from remnant.solvers.kkt.problem import pose
+from remnant.solvers.kkt.search import best_duals, descend, objective
+from remnant.training import DecayTime, train
+from remnant.types import Knowledge, Scaling, Status, Target
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@functools.cache
+def digits_target(model="mlp:64-80-80-10:nobias", records=10, loss="ce", decay_time=4.0):
+    """A network trained on digits of 8 x 8 with weight decay, and its records."""
+    examples = load("digits")
+    sides = split(examples, train=records, public=200, holdout=20, seed=3)
+    scaling = Scaling(mean=sides.public.inputs.mean(0))
+    recipe = DecayTime(lr=0.5, weight_decay=0.01, decay_time=decay_time, loss=loss)
+    start = build(model, generator=seeded())
+    trained = train(start, sides.train, recipe, scaling=scaling, generator=seeded())
+    target = Target(
+        model=trained.model,
+        input_shape=examples.shape,
+        scaling=scaling,
+        knowledge=Knowledge(records=records, loss=loss),
+    )
+    return target, sides.train
+
+
+def test_records_come_back_from_the_weights_and_starts_agree_on_them():
+    target, truth = digits_target()
+    found = KKT(starts=3, steps=200)(target, generator=seeded())
+    right = score(truth, found.inputs).correlation
+    assert int((right > 0.8).sum()) >= 8
+    assert len(found) == 20
+    assert found.status is Status.PARTIAL
+    assert "not a certificate" in found.reason
+    assert found.figures["imbalance"] < 0.01
+    assert found.figures["agreed"] >= 6
+    assert (found.confidence.diff() <= 0).all()
+    assert found.inputs.min() >= 0
+    assert found.inputs.max() <= 1
+    assert torch.isin(found.labels, torch.arange(10)).all()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_the_target_stays_as_it_was():
+    target, _ = digits_target()
+    before = {name: w.clone() for name, w in target.weights.items()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    runs = [KKT(starts=2, steps=20)(target, generator=seeded(4)) for _ in range(2)]
+    assert torch.equal(runs[0].inputs, runs[1].inputs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], w) for name, w in target.weights.items())
+
+
+def test_an_unfinished_model_is_called_so():
+    target, _ = digits_target(decay_time=0.05)
+    found = KKT(starts=2, steps=20)(target, generator=seeded())
+    assert found.figures["imbalance"] > 0.05
+    assert found.status is Status.INCONCLUSIVE
+    assert "not trained to a stationary point" in found.reason
+
+
+def test_later_rounds_are_judged_by_the_first():
+    target, truth = digits_target()
+    found = KKT(starts=2, steps=100, rounds=2)(target, generator=seeded())
+    assert int((score(truth, found.inputs).correlation > 0.8).sum()) >= 6
+    assert max(found.figures["found_by"]) <= 2
+    assert min(found.figures["found_by"]) == 0  # what only a later round has
+
+
+def test_biases_and_regression_and_convolutions_run():
+    with_bias, _ = digits_target("mlp:64-30-30-10")
+    found = KKT(starts=2, steps=10)(with_bias, generator=seeded())
+    assert found.figures["bias_decayed"] is True
+    regression, _ = digits_target("mlp:64-30-30-10:nobias", loss="mse")
+    found = KKT(starts=2, steps=10)(regression, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert "unreliable" in found.reason
+    assert found.labels is None
+    images, _ = digits_target("cnn:1x8x8-c4k3s2-20-10", decay_time=1.0)
+    found = KKT(starts=2, steps=10, tv_weight=0.01)(images, generator=seeded())
+    assert found.inputs.shape == (20, 1, 8, 8)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "varpro", "lbfgs"])
+def test_every_optimiser_descends(optimiser):
+    target, _ = digits_target()
+    problem = pose(read_network(target.model), (64,), rank=10, inner_rank=40)
+    duals = Duals(objective="soft", labels=balanced_labels(20, 10), outputs=10)
+    search = Search(optimiser=optimiser, steps=60, finish=3)
+    found = descend(problem, duals, search, starts=2, generator=seeded())
+    assert found.inputs.shape == (2, 20, 64)
+    assert found.inputs.dtype == torch.float64
+    assert (found.misfit.sum(1) < 2).all()  # 3 at zero duals
+    assert (found.duals >= 0).all()
+
+
+def test_solved_duals_are_better_than_those_around_them():
+    target, _ = digits_target()
+    problem = pose(read_network(target.model), (64,), rank=10, inner_rank=None, dtype=torch.float64)
+    duals = Duals(objective="soft", labels=balanced_labels(20, 10), outputs=10)
+    s = torch.randn(1, 20, 10, generator=seeded(), dtype=torch.float64)
+    at = Moment(sharpness=5.0, whiten=0.0, spreads=[1.0, 1.0])
+    only = Search(range_weight=0.0, box_weight=0.0)
+    raw = best_duals(problem, duals, s, duals.start(1, torch.float64), at)
+    best = objective(problem, duals, only, s, raw, at)
+    for seed in range(5):
+        other = raw + 0.3 * torch.randn(raw.shape, generator=seeded(seed), dtype=torch.float64)
+        assert objective(problem, duals, only, s, other, at) > best
+
+
+def test_the_paper_descends_on_pixels():
+    target, _ = digits_target()
+    settings = {"preset": "paper", "lr": 1e-3, "sigma": 0.01, "alpha": 100.0, "lambda_min": 0.05}
+    found = KKT(**settings, steps=200)(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert found.trace["loss"][-1] < 0.5 * found.trace["loss"][0]
+    assert found.figures["objective"] == "margin"
+    assert found.figures["settings"]["lr"] == 1e-3
+    many = KKT(preset="paper", steps=2, trials=3)(target, generator=seeded())
+    assert many.figures["trials"] == 3
+
+
+def test_the_papers_random_search_stays_in_its_ranges():
+    generator = seeded()
+    for _ in range(50):
+        one = drawn(generator, steps=5)
+        for name, (low, high) in RANGES.items():
+            assert low <= getattr(one, name) <= high
+    assert drawn(generator, steps=5, alpha=7.0).alpha == 7.0
+
+
+def test_a_trial_that_diverges_is_counted():
+    target, _ = digits_target()
+    duals = duals_for(target, 10, 20, "margin")
+    run = descend_on_pixels(
+        target.model, (1, 8, 8), duals, Descent(lr=1e9, steps=50), box=None, generator=seeded()
+    )
+    assert run.loss == float("inf")
+    found = KKT(preset="paper", lr=1e9, steps=50)(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert "diverged" in found.reason
+
+
+def test_models_that_the_default_cannot_read():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    target = Target(model=model, input_shape=(4,), knowledge=Knowledge(records=2))
+    found = KKT()(target, generator=seeded())
+    assert found.status is Status.NOT_APPLICABLE
+    assert "--preset paper" in found.reason
+    found = KKT(preset="paper", steps=3)(target, generator=seeded())
+    assert len(found) == 4
+    normed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    target = Target(model=normed, input_shape=(4,), knowledge=Knowledge(records=2))
+    found = KKT(preset="paper", steps=3, lr=1e-4)(target, generator=seeded())
+    assert "batch norm" in found.reason
+
+
+def test_labels_and_objectives_follow_what_is_known():
+    assert objective_for("bce", 1) == "margin"
+    assert objective_for("ce", 10) == "soft"
+    assert objective_for("huber1", 1) == "free"
+    assert objective_for(None, 10) == "soft"
+    target, _ = digits_target()
+    known = Knowledge(labels=torch.tensor([3, 3, 7]))
+    told = Target(model=target.model, input_shape=(1, 8, 8), knowledge=known)
+    assert duals_for(told, 10, 6, None).labels.tolist() == [3, 3, 7, 3, 3, 7]
+    found = KKT(starts=1, steps=2)(told, generator=seeded())
+    assert found.figures["counted"] == 3
+    assert set(found.labels.tolist()) == {3, 7}
+
+
+def test_one_start_proves_nothing_and_bad_fields_are_refused():
+    assert outcome("soft", 1, 5)[0] is Status.INCONCLUSIVE
+    assert outcome("soft", 4, 0)[0] is Status.INCONCLUSIVE
+    assert outcome("margin", 4, 2)[0] is Status.PARTIAL
+    assert outcome("free", 4, 9)[0] is Status.INCONCLUSIVE
+    for fields in ({"preset": "best"}, {"starts": 0}, {"objective": "x"}, {"optimiser": "sgd"}):
+        with pytest.raises(InputError, match=next(iter(fields))):
+            KKT(**fields)

@@ -1,0 +1,192 @@
+"""The misfit of stationarity, layer by layer, against sums of gradients by autograd."""
+
+import pytest
+import torch
+from torch import nn
+
+from remnant.gradients import smoothed, weighted_sum
+from remnant.solvers.kkt.duals import Duals, balanced_labels
+from remnant.solvers.kkt.network import balance, read_network
+from remnant.solvers.kkt.problem import forward, misfits, pose, range_misfit, signals
+from remnant.solvers.kkt.scale import largest_in_box
+
+
+def dense(bias=True, c=3):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(12, 9, bias=bias),
+        nn.ReLU(),
+        nn.Linear(9, 8, bias=bias),
+        nn.ReLU(),
+        nn.Linear(8, c, bias=bias),
+    ).double()
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 7),
+        nn.ReLU(),
+        nn.Linear(7, 3),
+    ).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "m"),
+    [
+        (dense(), (3, 4), 6),
+        (dense(bias=False), (12,), 6),
+        (dense(), (12,), 2),  # so few that Gram matrices are smaller than gradients
+        (convolutional(), (1, 6, 6), 5),
+    ],
+)
+def test_misfits_are_those_of_the_gradient_sum(model, shape, m):
+    layers = read_network(model)
+    problem = pose(layers, shape, rank=12, inner_rank=None, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    s = torch.randn(2, m, problem.coordinates, generator=generator, dtype=torch.float64)
+    dual = torch.rand(2, m, generator=generator, dtype=torch.float64)
+    duals = Duals(objective="soft", labels=balanced_labels(m, 3), outputs=3)
+    seen = forward(problem, s)
+    direction = duals.directions(dual, seen.outputs[-1])
+    found = misfits(
+        problem, seen, signals(problem, seen, direction, 4.0, [1.0] * 9), dual, whiten=0.0
+    )
+    for k in range(2):
+        x = problem.inputs(s[k]).view(m, *shape)
+        coefficients = dual[k][:, None] * direction.view(2, m, 3)[k]
+        total = weighted_sum(smoothed(model, alpha=4.0), x, coefficients)
+        parts = {}
+        for name, weight in model.named_parameters():
+            layer = parts.setdefault(name.split(".")[0], [0.0, 0.0])
+            change = (weight - total[name]).detach()
+            if name == "1.weight" and problem.basis is not None:  # the span is all that is seen
+                change = change @ problem.basis
+            layer[0] += float(change.square().sum())
+            layer[1] += float(weight.detach().square().sum())
+        wanted = [a / b for a, b in parts.values()]
+        assert found[k].tolist() == pytest.approx(wanted, rel=1e-9)
+
+
+def test_low_rank_inner_layers_are_as_good_when_they_are_low_rank():
+    model = dense()
+    with torch.no_grad():
+        model[3].weight.copy_(model[3].weight[:, :2] @ model[3].weight[:2])
+    layers = read_network(model)
+    s = torch.randn(1, 4, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values = []
+    for rank in (None, 3):
+        problem = pose(layers, (12,), rank=9, inner_rank=rank, dtype=torch.float64)
+        seen = forward(problem, s)
+        direction = torch.ones(4, 3, dtype=torch.float64)
+        arrived = signals(problem, seen, direction, 5.0, [1.0, 1.0])
+        values.append(misfits(problem, seen, arrived, torch.ones(1, 4).double(), 0.5))
+    torch.testing.assert_close(values[0], values[1])
+
+
+def stationary():
+    """A small network trained by plain descent with decay until nothing moves."""
+    model = dense(c=2)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 0, 1])
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3, weight_decay=0.02)
+    for _ in range(3500):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return model, x, y
+
+
+def test_a_stationary_network_is_balanced_and_explained_by_its_records():
+    model, x, y = stationary()
+    layers = read_network(model)
+    state = balance(layers)
+    assert state.imbalance < 1e-3
+    assert state.bias_decayed
+    assert balance(read_network(dense())).imbalance > 0.1
+    problem = pose(layers, (12,), rank=4, inner_rank=None, dtype=torch.float64)
+    s = (x @ problem.basis)[None]
+    seen = forward(problem, s)
+    p = torch.softmax(seen.outputs[-1], 1)
+    dual = (1 - p.gather(1, y[:, None])[:, 0])[None] / 4 / 0.02
+    duals = Duals(objective="soft", labels=y, outputs=2)
+    direction = duals.directions(dual, seen.outputs[-1])
+    arrived = signals(problem, seen, direction, 1e9, [1.0, 1.0])
+    right = misfits(problem, seen, arrived, dual, 0.0)[0]
+    wrong = misfits(problem, seen, arrived, dual * 1.5, 0.0)[0]
+    assert right[2] < 1e-4 < 0.1 < wrong[2]
+    # Further down some neurons rest at zero on some records, where any slope from 0 to 1 is ReLU's.
+    assert right[1] < 0.2
+    assert right[0] < 0.4
+    assert range_misfit(problem, arrived, dual).max() < 1e-3
+    others = [torch.randn_like(arrived[0]), *arrived[1:]]
+    assert range_misfit(problem, others, dual).min() > 0.1
+
+
+def test_the_balance_tells_whether_biases_were_decayed():
+    model = dense()
+    with torch.no_grad():  # balance by hand, biases left out
+        for layer, after in ((model[1], model[3]), (model[3], model[5])):
+            ratio = layer.weight.norm(dim=1) / after.weight.norm(dim=0)
+            after.weight.mul_(ratio)
+    state = balance(read_network(model))
+    assert not state.bias_decayed
+    assert state.imbalance < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU()), "BatchNorm1d"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), "one is Tanh"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), "without a ReLU"),
+        (nn.Sequential(nn.Linear(3, 3)), "at least one hidden layer"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.ReLU(), nn.Linear(3, 1)), "dilation"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_said(model, words):
+    assert words in read_network(model)
+
+
+def test_directions_of_the_objectives():
+    outputs = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]])
+    labels = torch.tensor([0, 2])
+    raw = torch.ones(1, 2)
+    margin = Duals(objective="margin", labels=labels, outputs=3).directions(raw, outputs)
+    assert margin.tolist() == [[1, -1, 0], [0, -1, 1]]
+    soft = Duals(objective="soft", labels=labels, outputs=3).directions(raw, outputs)
+    logits = outputs.clone().requires_grad_()
+    nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+    assert (torch.cosine_similarity(soft, -logits.grad) > 1 - 1e-6).all()
+    binary = Duals(objective="margin", labels=torch.tensor([0, 1]), outputs=1)
+    assert binary.directions(raw, outputs[:, :1]).tolist() == [[-1], [1]]
+    free = Duals(objective="free", labels=labels, outputs=3)
+    several = torch.randn(1, 2, 3)
+    back = free.values(several)[..., None] * free.directions(several, outputs).view(1, 2, 3)
+    torch.testing.assert_close(back, several)
+
+
+@pytest.mark.parametrize("positive", ["softplus", "square"])
+def test_duals_stay_above_their_least(positive):
+    duals = Duals(
+        objective="margin", labels=balanced_labels(5, 1), outputs=1, least=0.2, positive=positive
+    )
+    assert (duals.values(duals.start(2, torch.float32)) > 0.2).all()
+    assert (duals.values(torch.full((1, 5), -9.0)) >= 0.2).all()
+    wanted = torch.tensor([[0.3, 1.0, 4.0, 0.25, 0.7]])
+    torch.testing.assert_close(duals.values(duals.raw(wanted)), wanted)
+
+
+def test_the_largest_scale_that_fits_the_box():
+    low, high = -torch.full((4,), 0.5), torch.full((4,), 0.5)
+    inputs = torch.tensor([[0.25, 0.1, 0.0, -0.2], [1.0, 0.0, 0.0, 0.0]])
+    found = largest_in_box(inputs, low, high, 0.0)
+    assert found[0] == pytest.approx(2.0, rel=0.02)
+    assert found[1] == pytest.approx(0.5, rel=0.02)
