@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remnant.store import Run
     from remnant.types import Candidates, Target
 
-SPEC = ("model", "records", "loss", "label", "refit")  # flags that decide the result
+SPEC = ("model", "records", "loss", "label", "labels", "refit")  # flags that decide the result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,23 @@ def gradient_flags(parser: argparse.ArgumentParser) -> None:
     optional(how, "--restarts", int, "of matching (default: 1)")
 
 
+def informed_flags(parser: argparse.ArgumentParser) -> None:
+    held, how = add_held(parser), parser.add_argument_group("how")
+    held.add_argument("--initial", type=Path, required=True, help="weights before training")
+    held.add_argument("--recipe", type=Path, required=True, help="how it was trained, as JSON")
+    held.add_argument("--known", help="all records but the last ones: a name, file or folder")
+    held.add_argument("--labels", help="of the unknown records, such as 3,1 (classes)")
+    how.add_argument("--method", choices=("replay", "ridge", "reconn"), default="replay")
+    optional(how, "--order-seed", int, "of the generator that shuffled mini-batches")
+    optional(how, "--layers", names, "what is seen: beginnings of parameter names, such as 3.")
+    optional(how, "--probes", int, "black box: logits on so many public inputs (default: 0)")
+    optional(how, "--shadows", int, "of ridge and reconn: models to train (default: 3500)")
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def glm_flags(parser: argparse.ArgumentParser) -> None:
     held, how = (
         parser.add_argument_group("what the adversary holds"),
@@ -104,7 +121,7 @@ def glm_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help="where --known is looked for")
 
 
-def optional(group: Any, flag: str, kind: type, text: str, **more: Any) -> None:
+def optional(group: Any, flag: str, kind: Callable[[str], Any], text: str, **more: Any) -> None:
     """A field of the attack that keeps its own default unless the flag is given."""
     group.add_argument(flag, type=kind, help=text, default=argparse.SUPPRESS, **more)
 
@@ -127,6 +144,12 @@ ADVERSARIES: dict[str, Adversary] = {
         example="--model mlp:784-300-300-10 --weights released.safetensors --records 50 "
         "--shape 1x28x28",
         flags=kkt_flags,
+    ),
+    "informed": Adversary(
+        summary="the records that are not known, by replaying the training of those that are",
+        example="--model mlp:784-10-10:elu --initial before.safetensors "
+        "--weights after.safetensors --recipe recipe.json --known others.npz",
+        flags=informed_flags,
     ),
     "glm": Adversary(
         summary="the one record of a linear model's training set that is not known",
@@ -156,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
         spec = {
             "verb": f"reconstruct-{arguments.attack}",
             "seed": arguments.seed,
-            "attack": dict(vars(attack)),
+            "attack": dataclasses.asdict(cast(Any, attack)),
             **{name: getattr(arguments, name, None) for name in SPEC},
             "shape": list(target.input_shape),
             "bounds": target.bounds,

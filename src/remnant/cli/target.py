@@ -65,6 +65,8 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
             records=arguments.records,
             loss=getattr(arguments, "loss", None),
             public=None if public is None else public.inputs,
+            public_labels=None if public is None else public.labels,
+            **read_informed(arguments),
         ),
     )
     hashes = {
@@ -72,7 +74,43 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
         **{kind: hash_tensors(tensors) for kind, tensors in held.items()},
         "scaling": hash_tensors({"mean": scaling.mean, "std": scaling.std}),
     }
+    known = target.knowledge.known
+    if known is not None:
+        hashes["known"] = hash_tensors({"x": known.inputs, "y": known.labels})
+    if target.knowledge.recipe is not None:
+        hashes["recipe"] = repr(target.knowledge.recipe)
     return target, hashes
+
+
+def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the informed adversary knows besides: records, their recipe, the others' labels."""
+    import json
+
+    import torch
+
+    from remnant.data import load
+    from remnant.training import recipe_from
+
+    told: dict[str, Any] = {}
+    if getattr(arguments, "known", None) is not None:
+        told["known"] = load(arguments.known, data_dir=arguments.data_dir)
+    if getattr(arguments, "labels", None) is not None:
+        numbers = parse_floats("--labels", arguments.labels)
+        if any(number != int(number) or number < 0 for number in numbers):
+            raise InputError(expected("--labels", "classes such as 3,1", arguments.labels))
+        told["labels"] = torch.tensor([int(number) for number in numbers])
+    path = getattr(arguments, "recipe", None)
+    if path is not None:
+        try:
+            described = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            got = getattr(error, "strerror", None) or "something else"
+            do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
+            raise InputError(expected(f"--recipe {path}", "a JSON file", got, do)) from None
+        if not isinstance(described, dict):
+            raise InputError(expected(f"--recipe {path}", "fields of a recipe", described))
+        told["recipe"] = recipe_from(described)
+    return told
 
 
 def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:

@@ -1,0 +1,78 @@
+"""`remnant reconstruct informed` and `kkt` as a user types them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from remnant.cli import main
+from remnant.data import load, split
+from remnant.models import build, save_weights
+from remnant.training import GradientDescent, describe, train
+from remnant.types import Scaling
+
+RECIPE = GradientDescent(lr=0.1, momentum=0.9, steps=15)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model trained on 31 digits, of which 30 are known."""
+    train_set = split(load("digits"), train=31, public=None, holdout=1, seed=0).train
+    model = build("mlp:64-10-10:elu", generator=torch.Generator().manual_seed(0))
+    result = train(
+        model, train_set, RECIPE, scaling=Scaling(), generator=torch.Generator().manual_seed(1)
+    )
+    save_weights(tmp_path / "before.safetensors", result.initial)
+    save_weights(tmp_path / "after.safetensors", result.final)
+    known = train_set.take(range(30))
+    np.savez(tmp_path / "known.npz", x=known.inputs.numpy(), y=known.labels.numpy())
+    np.save(tmp_path / "truth.npy", train_set.inputs[30].numpy())
+    (tmp_path / "recipe.json").write_text(json.dumps(describe(RECIPE)))
+    return tmp_path
+
+
+def flags(folder, *more):
+    held = {
+        "weights": "after.safetensors", "initial": "before.safetensors", "recipe": "recipe.json",
+        "known": "known.npz",
+    }  # fmt: skip
+    given = [part for flag, name in held.items() for part in (f"--{flag}", str(folder / name))]
+    model = ["--model", "mlp:64-10-10:elu", "--shape", "1x8x8", "--bounds", "0,1"]
+    return ["reconstruct", "informed", *given, *model, "--out", str(folder / "out"), *more]
+
+
+def test_the_unknown_record_comes_back(folder, capsys):
+    assert main(flags(folder, "--json")) == 0
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["status"] == "complete", finding["reason"]
+    found = load_file(folder / "out/candidates.safetensors")["inputs"][0].numpy()
+    assert float(((found - np.load(folder / "truth.npy")) ** 2).mean()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "fields of a recipe"),
+        ("{", "a JSON file"),
+        ('{"name": "magic"}', "one of gradient-descent"),
+        ('{"name": "sgd", "lr": -1, "epochs": 1, "batch_size": 4}', "lr: expected more than 0"),
+    ],
+)
+def test_a_bad_recipe_is_one_line(folder, capsys, text, said):
+    (folder / "recipe.json").write_text(text)
+    assert main(flags(folder)) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_kkt_from_the_final_weights_alone(folder, capsys):
+    given = ["--weights", str(folder / "after.safetensors"), "--model", "mlp:64-10-10"]
+    more = ["--records", "4", "--steps", "5", "--starts", "2", "--json"]
+    shape = ["--shape", "1x8x8", "--out", str(folder / "kkt")]
+    assert main(["reconstruct", "kkt", *given, *more, *shape]) == 0
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["status"] == "inconclusive"  # it was never near a stationary point
+    assert main(["reconstruct", "kkt", *given, "--objective", "best", *shape]) == 2
