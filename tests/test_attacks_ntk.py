@@ -138,7 +138,7 @@ def nothing(model, shape, initial=True):
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), False, "initial weights"),
         (stack(nn.Softsign), True, "it is Softsign"),
         (stack(nn.ReLU, bias=False), True, "no bias"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), True, "Conv2d"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), True, "Linear"),
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8)), True, "BatchNorm1d does"),
         (nn.Bilinear(2, 2, 2), True, "begins with Bilinear"),
     ],

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "report": BASE | {"store", "bundle"},
     "bounds": {"errors"},  # floats only
     "kernels": BASE,
-    "distill": BASE | {"models", "gradients", "kernels", "training"},
+    "distill": BASE | {"models", "gradients", "kernels", "training", "evidence", "solvers"},
     "auditing": GROUND
     | {"training", "evidence", "solvers", "attacks", "capturing"}
     | {"scoring", "store", "bundle", "bounds", "report"},

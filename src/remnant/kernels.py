@@ -17,6 +17,7 @@ from torch import Tensor
 
 from remnant.errors import InputError, expected
 
+TWO_PI, TINY = 2 * math.pi, 1e-300
 NEAREST = 1e-12  # of 1 - rho^2 in a derivative: at equal inputs it is a pole times zero
 
 
@@ -71,33 +72,53 @@ def kernels(network: Dense, x: Tensor, y: Tensor | None = None) -> Kernels:
     b = a if y is None else y.flatten(1).double()
     if a.shape[1] != b.shape[1]:
         raise InputError(expected("kernel: inputs", f"m x {a.shape[1]}", tuple(b.shape)))
-    d, step = a.shape[1], ACTIVATIONS[network.activation]
-    raw = _Covariance(a.square().sum(1)[:, None], a @ b.T, b.square().sum(1)[None])
-    weight, bias = network.weight, network.bias or 0.0
-    s = _Covariance(*(weight / d * part + bias for part in raw))
-    ntk = _own(network, raw.xy, d, first=True)
+    return kernels_of_products(network, a @ b.T, squares(a), squares(b), a.shape[1])
+
+
+def squares(x: Tensor) -> Tensor:
+    """n squared lengths of the rows."""
+    return x.square().sum(1)
+
+
+def kernels_of_products(network: Dense, xy: Tensor, xx: Tensor, yy: Tensor, d: int) -> Kernels:
+    """The same from x.y (n x m) and the squared lengths of x (n) and y (m) in d dimensions."""
+    raw, step = _Covariance(xx[:, None], xy, yy[None]), ACTIVATIONS[network.activation]
+    s = _next(network, raw, 1 / d)
+    ntk = _own(network, raw.xy, s.xy, 1)
     for _ in range(network.hidden):
         features, slopes = step(s)
-        s = _Covariance(*(weight * part + bias for part in features))
-        ntk = weight * slopes * ntk + _own(network, features.xy, network.width or 1, first=False)
+        s = _next(network, features, 1.0)
+        own = _own(network, features.xy, s.xy, network.width or 1)
+        ntk = torch.addcmul(own, slopes, ntk, value=network.weight)
     return Kernels(s.xy, ntk)
 
 
-def _own(network: Dense, second: Tensor, fan_in: int, *, first: bool) -> Tensor:
-    """What a layer's own weights add: `second` is x.x' at first, E[f f'] per input later."""
-    if network.parametrisation == "standard":
-        # One input's gradient is the other end's activation: a sum over fan_in of them.
-        per_weight = second if first else fan_in * second
-        return per_weight + (0.0 if network.bias is None else 1.0)
-    scale = network.weight / fan_in if first else network.weight
-    return scale * second + (network.bias or 0.0)
+def _next(network: Dense, features: _Covariance, scale: float) -> _Covariance:
+    """The covariance after a layer's weights and biases."""
+    return _Covariance(*(_affine(part, scale * network.weight, network.bias) for part in features))
+
+
+def _own(network: Dense, second: Tensor, after: Tensor, fan_in: int) -> Tensor:
+    """What a layer's own weights and biases add, from the covariances before and after it.
+
+    `second` is x.x' at first (fan_in 1: it is a sum already), then E[f f'] per input.
+    """
+    if network.parametrisation == "ntk":
+        return after
+    # One weight's gradient is the other end's activation: a sum over fan_in of them.
+    return _affine(second, fan_in, None if network.bias is None else 1.0)
+
+
+def _affine(value: Tensor, scale: float, shift: float | None) -> Tensor:
+    """scale * value + shift; what changes nothing is left out, since n x m may be all the work."""
+    scaled = value if scale == 1 else scale * value
+    return scaled + shift if shift else scaled
 
 
 def _relu(s: _Covariance) -> tuple[_Covariance, Tensor]:
-    scale = (s.x * s.y).sqrt()
-    safe = scale.clamp(min=1e-300)
-    rho = (s.xy / safe).clamp(-1.0, 1.0)
-    return _Covariance(s.x / 2, scale * _arc(_Arc1, rho) / 2, s.y / 2), _arc(_Arc0, rho) / 2
+    function: Any = _Arccosine
+    features, slopes = function.apply(s.x, s.xy, s.y)
+    return _Covariance(s.x / 2, features, s.y / 2), slopes
 
 
 def _erf(s: _Covariance) -> tuple[_Covariance, Tensor]:
@@ -114,39 +135,36 @@ def _erf(s: _Covariance) -> tuple[_Covariance, Tensor]:
 ACTIVATIONS = {"relu": _relu, "erf": _erf}
 
 
-class _Arc0(torch.autograd.Function):
-    """(pi - arccos rho) / pi; its slope has a pole at 1, held at NEAREST."""
+class _Arccosine(torch.autograd.Function):
+    """E[f f'] = r (rho (pi - t) + sin t) / 2 pi and E[slope slope'] = (pi - t) / 2 pi for ReLU.
+
+    r = sqrt(s_xx s_x'x'), rho = cos t = s_xx' / r; beyond 1 there is only rounding. One function
+    with a derivative of its own, since the n x m operations are all the work. The slopes' own
+    derivative has a pole at rho = 1, held at NEAREST.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rho: Tensor) -> Tensor:
-        ctx.save_for_backward(rho)
-        return 1 - torch.arccos(rho) / math.pi
+    def forward(ctx: Any, x: Tensor, xy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = x.sqrt(), y.sqrt()
+        scale = left * right
+        rho = (xy / scale.clamp(min=TINY)).clamp_(-1.0, 1.0)
+        sine = (1 - rho.square()).sqrt_()
+        slopes = torch.arccos(rho).mul_(-1 / TWO_PI).add_(0.5)
+        features = (rho * slopes).add_(sine, alpha=1 / TWO_PI).mul_(scale)
+        ctx.save_for_backward(left, right, scale, rho, sine, slopes)
+        return features, slopes
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (rho,) = ctx.saved_tensors
-        slope: Tensor = 1 / (math.pi * (1 - rho.square()).clamp(min=NEAREST).sqrt())
-        return gradients[0] * slope
-
-
-class _Arc1(torch.autograd.Function):
-    """(rho (pi - arccos rho) + sqrt(1 - rho^2)) / pi; its slope is `_Arc0`, finite everywhere."""
-
-    @staticmethod
-    def forward(ctx: Any, rho: Tensor) -> Tensor:
-        ctx.save_for_backward(rho)
-        sine = (1 - rho.square()).clamp(min=0).sqrt()
-        return (rho * (math.pi - torch.arccos(rho)) + sine) / math.pi
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (rho,) = ctx.saved_tensors
-        return gradients[0] * _arc(_Arc0, rho)
-
-
-def _arc(function: type[torch.autograd.Function], rho: Tensor) -> Tensor:
-    value: Tensor = function.apply(rho)  # type: ignore[no-untyped-call]
-    return value
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        left, right, scale, rho, sine, slopes = ctx.saved_tensors
+        by_features, by_slopes = gradients
+        pole = by_slopes / sine.clamp(min=NEAREST**0.5).mul_(scale.clamp(min=TINY)).mul_(TWO_PI)
+        by_xy = torch.addcmul(pole, by_features, slopes)
+        by_scale = (by_features * sine).mul_(1 / TWO_PI).addcmul_(rho, pole, value=-1)
+        by_x = by_scale @ right.T / (2 * left.clamp(min=TINY))
+        by_y = left.T @ by_scale / (2 * right.clamp(min=TINY))
+        return by_x, by_xy, by_y
 
 
 def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
@@ -155,8 +173,9 @@ def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
         raise InputError(expected("kernel regression: ridge", "0 or more", ridge))
     n = len(kernel)
     y = labels.reshape(n, -1).to(kernel)
-    level = ridge * kernel.diagonal().mean()
-    factor, info = torch.linalg.cholesky_ex(kernel + level * torch.eye(n, dtype=kernel.dtype))
+    if ridge:
+        kernel = kernel + ridge * kernel.diagonal().mean() * torch.eye(n, dtype=kernel.dtype)
+    factor, info = torch.linalg.cholesky_ex(kernel)
     if int(info):
         do = "two inputs are alike; add a ridge"
         raise InputError(expected("kernel", "positive definite", "one that is not", do))

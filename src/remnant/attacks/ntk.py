@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from remnant.attacks.ntk_exact import recover_exactly
+from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.outcome import in_data_scale, model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
@@ -57,17 +57,17 @@ class NTK:
             reason = "the initial weights are unknown; give --initial"
             return nothing(target, Status.NOT_APPLICABLE, reason)
         evidence = weight_difference(target)
-        if not any(bool(change.any()) for change in evidence.vector.values()):
-            reason = "initial and final weights are the same: no training lies between them"
-            return nothing(target, Status.INCONCLUSIVE, reason)
+        moved = any(bool(change.any()) for change in evidence.vector.values())
+        if self.preset in ("auto", "exact"):
+            found = self.exact(target, evidence, generator)
+            if self.preset == "exact" or found.status in FOUND or not moved:
+                return found
+            return self.fall_back(target, evidence, found, generator)
+        if not moved:
+            return nothing(target, Status.INCONCLUSIVE, UNMOVED)
         if self.preset == "paper":
             return self.paper(target, evidence, generator)
-        if self.preset == "projected":
-            return self.project(target, evidence, generator)
-        found = self.exact(target, evidence, generator)
-        if self.preset == "exact" or found.status in FOUND:
-            return found
-        return self.fall_back(target, evidence, found, generator)
+        return self.project(target, evidence, generator)
 
     def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         """By the layers' graph; what that does not solve may be a linearised network."""
@@ -94,11 +94,10 @@ class NTK:
         self, target: Target, evidence: Evidence, found: Candidates, generator: torch.Generator
     ) -> Candidates:
         """What the exact solver said, and approximate candidates where the count is known."""
-        count = target.knowledge.records or found.figures.get("counted")
-        if count is None:
+        if target.knowledge.records is None:
             reason = f"{found.reason}; give --records for approximate candidates"
             return replace(found, reason=reason)
-        rough = self.project(target, evidence, generator, count=count)
+        rough = self.project(target, evidence, generator)
         said = f"not exact, since {found.reason}; instead {rough.reason}"
         figures = {k: v for k, v in found.figures.items() if k != "passed"} | dict(rough.figures)
         return replace(rough, reason=said, figures=figures, trace=found.trace)
@@ -129,14 +128,8 @@ class NTK:
             trace={"loss": list(found.trace)},
         )
 
-    def project(
-        self,
-        target: Target,
-        evidence: Evidence,
-        generator: torch.Generator,
-        count: int | None = None,
-    ) -> Candidates:
-        count = count or target.knowledge.records
+    def project(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        count = target.knowledge.records
         if count is None:
             reason = "the projected descent needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)

@@ -23,6 +23,7 @@ from remnant.types import Candidates, Evidence, Status, Target
 # Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
 
+UNMOVED = "initial and final weights are the same: no training lies between them"
 COARSE = 1e-3  # rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off
 
 
@@ -34,13 +35,19 @@ def recover_exactly(
     if isinstance(pair, str):
         return nothing(target, Status.NOT_APPLICABLE, pair)
     if not bool(pair.first.affine(evidence.vector).any()):
-        reason = "initial and final weights are the same: no training lies between them"
-        return nothing(target, Status.INCONCLUSIVE, reason)
+        return nothing(target, Status.INCONCLUSIVE, UNMOVED)
     with task("counting records"):
         evidence, parts, spectrum, decay = count_between(evidence, pair)
     count = spectrum.count if spectrum.clear else target.knowledge.records
     if count is None:
         return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
+    told = target.knowledge.records
+    if told is not None and count > 2 * told:
+        reason = (
+            f"the first layer's change has rank {count} where {told} records were given: more than "
+            "plain gradient steps on them leave, as after Adam"
+        )
+        return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, None))
     width = len(evidence.vector[pair.first.weight])
     if 2 * count > width:
         reason = f"{count} records at width {width}: past width / 2 they are not determined"
@@ -84,8 +91,8 @@ def count_between(
 
     Returns the evidence that the count belongs to, and the factor by which decay shrank it.
     """
-    weights = pair.first.affine(evidence.end)
-    parts = decompose(pair.first.affine(evidence.vector))
+    weights, change = pair.first.affine(evidence.end), pair.first.affine(evidence.vector)
+    parts = decompose(change)
     spectrum = count_records(parts.values, weights, evidence.precision)
     if evidence.precision > COARSE:
         return evidence, parts, replace(spectrum, clear=False), 1.0
@@ -94,7 +101,9 @@ def count_between(
     undecayed, decay = without_decay(evidence, pair.first)
     parts_then = decompose(pair.first.affine(undecayed.vector))
     spectrum_then = count_records(parts_then.values, weights, evidence.precision)
-    if spectrum_then.clear and 0 < decay < 1:
+    # Inputs that never fire change by decay alone: without it they leave a gap that is not one.
+    live = int(change.any(0).sum())
+    if spectrum_then.clear and 0 < decay < 1 and spectrum_then.count < min(live, len(change)) - 1:
         return undecayed, parts_then, spectrum_then, decay
     return evidence, parts, spectrum, 1.0
 

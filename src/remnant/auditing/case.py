@@ -83,7 +83,7 @@ def twin_of_checkpoints(case: Case, generator: torch.Generator) -> tuple[Target,
     load_weights(model, dict(case.target.knowledge.initial))
     recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=case.loss, stop_loss=0.02)
     trained = train(model, others, recipe, scaling=case.target.scaling, generator=generator)
-    knowledge = Knowledge(initial=trained.initial)
+    knowledge = Knowledge(initial=trained.initial, records=len(others), loss=case.loss)
     return replace(case.target, model=trained.model, knowledge=knowledge), others
 
 

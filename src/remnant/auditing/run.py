@@ -73,6 +73,7 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
 
 def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
+    case = replace(case, target=_told(case))
     rows = preflight(case, attacks=plan.attacks)
     begun, timings = time.process_time(), {}
     attacks: list[Attacked] = []
@@ -115,6 +116,16 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             (run.path / _file(row["attack"])).unlink(missing_ok=True)
     finish(run, seeds={"seed": plan.seed}, hashes=hashes, timings=timings)
     return result
+
+
+def _told(case: Case) -> Target:
+    """The adversary is told the loss, and how many records there are unless the user says it.
+
+    Neither is much of a secret, and attacks that need them would otherwise prove nothing.
+    """
+    held = case.target.knowledge
+    told = replace(held, records=held.records or len(case.truth), loss=held.loss or case.loss)
+    return replace(case.target, knowledge=told)
 
 
 def _attack(

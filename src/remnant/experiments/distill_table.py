@@ -1,0 +1,396 @@
+"""Distillation measured: one run (`Scene`), and 000's Table 1 as rows of runs (`TABLE`).
+
+A row says how well networks do that saw the distilled images alone, and how near these images are
+to the records they came from, beside sets that cannot have copied anything.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remnant.data import binary_task, draw, load, mean_image, split
+from remnant.distill import (
+    Distillation,
+    Distilled,
+    Problem,
+    distil,
+    distil_network,
+    flow,
+    judge,
+)
+from remnant.distill import problem as kernel_problem
+from remnant.errors import InputError, expected
+from remnant.kernels import Dense
+from remnant.models import build, linearise
+from remnant.progress import task
+from remnant.report import draw_sheet, drawable
+from remnant.report.lines import Panel, draw_lines, line_panels
+from remnant.scoring import THRESHOLD, blends, centred_correlation
+from remnant.seeds import generator_for
+from remnant.solvers.descent.paper import Descent
+from remnant.store import (
+    Run,
+    finish,
+    hash_tensors,
+    load_state,
+    save_state,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from remnant.training import solve_linearised
+from remnant.types import Examples, Knowledge, Scaling, Target
+
+Row = dict[str, Any]
+METHODS = ("full", "kip", "rkip", "rkip-finite", "random")
+NETWORKS = ("standard", "linearised", "infinite")
+STEPS = {"kip": (5000, 0.003), "rkip": (1000, 0.02), "rkip-finite": (2000, 0.02)}  # and rates
+RESULT_FILE, IMAGES_FILE, SHEET_FILE, STATE = "result.json", "distilled.npz", "sheet.png", "search"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One distillation. JSON values only: it is the run's spec.
+
+    width: of the networks that are trained on the distilled set and of the one that rkip-finite
+    starts from. kernel: ntk, the usual limit, in which every layer counts alike and there are no
+    biases; or matched, the limit of the very networks that are trained. steps, lr: None = STEPS.
+    """
+
+    method: str = "rkip"
+    data: str = "mnist"
+    task: str | None = "odd-even"
+    records: int = 500
+    images: int = 20
+    test: int = 4000  # at most
+    width: int = 1024
+    depth: int = 2  # hidden layers
+    kernel: str = "ntk"
+    steps: int | None = None
+    lr: float | None = None
+    start: str = "noise"
+    learn_labels: bool = False
+    trained: str = "linearised"  # the network of rkip-finite, or standard
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        chosen = {"method": METHODS, "trained": NETWORKS[:2], "kernel": ("ntk", "matched")}
+        for name, known in chosen.items():
+            if getattr(self, name) not in known:
+                got = repr(getattr(self, name))
+                raise InputError(expected(f"--{name}", " or ".join(known), got))
+        for name in ("records", "images", "test", "width", "depth"):
+            if getattr(self, name) < 1:
+                raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))
+        if self.images > self.records:
+            wanted = f"at most the {self.records} records"
+            raise InputError(expected("--images", wanted, self.images))
+        if self.method in STEPS:  # a fault in them is better known now than after reading the data
+            settings_of(self)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Material:
+    """Disjoint records: distilled, held out (as many), tested on. scaling: less the mean image."""
+
+    train: Examples
+    held_out: Examples
+    test: Examples
+    scaling: Scaling
+
+    def seen(self, examples: Examples) -> Tensor:
+        """n x d, as the networks see them."""
+        return self.scaling.to_model(examples.inputs).flatten(1)
+
+
+def settings_of(scene: Scene) -> Distillation | Descent:
+    steps, lr = STEPS[scene.method]
+    steps = steps if scene.steps is None else scene.steps
+    lr = lr if scene.lr is None else scene.lr
+    if scene.method == "rkip-finite":
+        return Descent(steps=steps, lr=lr, cosine=True)
+    return Distillation(
+        method=scene.method,  # type: ignore[arg-type]
+        images=scene.images,
+        steps=steps,
+        lr=lr,
+        start=scene.start,  # type: ignore[arg-type]
+        learn_labels=scene.learn_labels,
+    )
+
+
+def divide(scene: Scene, examples: Examples) -> Material:
+    """As many records of each class to distil and to hold out; the rest is for tests."""
+    if examples.classes < 2:
+        raise InputError(expected(f"{examples.name}: labels", "classes", "real numbers"))
+    sides = split(
+        examples, train=scene.records, public=None, holdout=scene.records, seed=scene.seed
+    )
+    test = sides.public.take(range(min(scene.test, len(sides.public))))
+    scaling = Scaling(mean=mean_image(sides.train))
+    return Material(train=sides.train, held_out=sides.holdout, test=test, scaling=scaling)
+
+
+def read(scene: Scene, data_dir: Path | None) -> Examples:
+    with task("reading data"):
+        examples = load(scene.data, data_dir=data_dir)
+        return binary_task(examples, scene.task) if scene.task else examples
+
+
+def scene_spec(scene: Scene, examples: Examples) -> Row:
+    """All that decides a run's result."""
+    content = hash_tensors({"x": examples.inputs, "y": examples.labels})
+    return {"verb": f"distill-{scene.method}", **asdict(scene), "data_hash": content}
+
+
+def kernel_of(scene: Scene) -> Dense:
+    """matched: that of `network`, whose weights are N(0, 1 / fan in) and biases start at 0."""
+    if scene.kernel == "ntk":
+        return Dense(hidden=scene.depth)
+    return Dense(
+        hidden=scene.depth, weight=1.0, bias=0.0, parametrisation="standard", width=scene.width
+    )
+
+
+def network(scene: Scene, material: Material, purpose: str) -> nn.Module:
+    outputs = 1 if material.train.classes == 2 else material.train.classes
+    sizes = [math.prod(material.train.shape), *[scene.width] * scene.depth, outputs]
+    text = "mlp:" + "-".join(map(str, sizes))
+    return build(text, generator=generator_for(scene.seed, purpose), init="normal")
+
+
+def posed(scene: Scene, material: Material) -> Problem:
+    return kernel_problem(kernel_of(scene), material.seen(material.train), material.train.labels)
+
+
+def distilled(scene: Scene, material: Material, run: Run | None = None) -> Distilled:
+    """The distilled set; a run keeps the states of the search, to go on from."""
+    generator = generator_for(scene.seed, scene.method)
+    if scene.method == "rkip-finite":
+        return _from_network(scene, material, generator)
+    about = posed(scene, material)
+    if scene.method in ("full", "random"):
+        rows = torch.arange(len(material.train))
+        if scene.method == "random":
+            names = {name: i for i, name in enumerate(material.train.ids)}
+            drawn = draw(material.train, scene.images, generator=generator)
+            rows = torch.tensor([names[name] for name in drawn.ids])
+        images, labels = about.inputs[rows], about.targets[rows]
+        return Distilled(images=images, labels=labels, loss=math.nan, trace=[])
+    settings = settings_of(scene)
+    assert isinstance(settings, Distillation)
+    keep: Callable[[Mapping[str, Tensor]], object] | None = None
+    if run is not None:
+        keep = lambda state: save_state(run, STATE, state)  # noqa: E731
+    state = None if run is None else load_state(run, STATE)
+    return distil(about, settings, generator=generator, state=state, keep=keep)
+
+
+def _from_network(scene: Scene, material: Material, generator: torch.Generator) -> Distilled:
+    model = network(scene, material, "target")
+    settings = settings_of(scene)
+    assert isinstance(settings, Descent)
+    inputs = material.seen(material.train)
+    flat = replace(material.train, inputs=inputs, bounds=None)
+    if scene.trained == "linearised":
+        trained = solve_linearised(linearise(model), flat, scaling=Scaling())
+        final, initial = trained.model, trained.initial
+    else:
+        about = posed(scene, material)
+        initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+        final = flow(model, inputs, about.targets.to(inputs)).model
+    target = Target(
+        model=final, input_shape=inputs.shape[1:], knowledge=Knowledge(initial=initial), bounds=None
+    )
+    return distil_network(target, settings, images=scene.images, generator=generator)
+
+
+def measure(scene: Scene, material: Material, found: Distilled) -> Row:
+    """Accuracies of networks trained on the distilled set, and how near it is to the records."""
+    fresh = network(scene, material, "judged")  # not the one that rkip-finite started from
+    judged = judge(
+        fresh,
+        kernel_of(scene),
+        found.images,
+        found.labels,
+        test=material.seen(material.test),
+        classes=material.test.labels,
+    )
+    loss = found.loss if math.isfinite(found.loss) else None
+    return {
+        "data": scene.data,
+        "method": scene.method,
+        "seed": scene.seed,
+        **asdict(judged),
+        "distillation_loss": loss,
+        "images": len(found.images),
+        "test": len(material.test),
+        **nearness(scene, material, found.images),
+    }
+
+
+def nearness(scene: Scene, material: Material, images: Tensor) -> Row:
+    """Each image's correlation with its nearest record: the median, and how many are above 0.9.
+
+    Beside it the same with as many held-out records in place of those distilled, and for two sets
+    that know nothing of the search: held-out images, and blends of two records each. Correlations
+    are taken after the mean image is subtracted, which all images share.
+    """
+    train, held_out = material.seen(material.train), material.seen(material.held_out)
+    generator = generator_for(scene.seed, "nulls")
+    count = min(len(images), scene.images)
+    sides = {
+        "records": (images, train),
+        "held_out": (images, held_out),
+        "null_held_out": (held_out[:count], train),
+        "null_blends": (blends(train, count, generator), train),
+    }
+    row: Row = {}
+    for name, (seen, records) in sides.items():
+        near = centred_correlation(records, seen.to(records)).max(0).values
+        row[f"near_{name}"] = float(near.median())
+        row[f"copies_{name}"] = int((near > THRESHOLD).sum())
+    return row
+
+
+def run_scene(scene: Scene, material: Material, run: Run) -> Row:
+    """Distil, measure beside all records and random ones; writes images, sheet and result."""
+    begun = time.process_time()
+    found = distilled(scene, material, run)
+    timings = {"distilling": round(time.process_time() - begun, 3)}
+    rows = {scene.method: measure(scene, material, found)}
+    for other in ("full", "random"):
+        beside = replace(scene, method=other)
+        rows[other] = measure(beside, material, distilled(beside, material))
+    result = {"rows": rows, "trace": found.trace}
+    write_images(run, material, found)
+    if drawable(material.train.shape):
+        write_bytes(run, SHEET_FILE, sheet(scene, material, found, rows[scene.method]))
+    write_json(run, RESULT_FILE, result)
+    timings["all"] = round(time.process_time() - begun, 3)
+    finish(run, seeds={"seed": scene.seed}, timings=timings)
+    return result
+
+
+def in_data_scale(material: Material, images: Tensor) -> Tensor:
+    shaped = images.reshape(-1, *material.train.shape)
+    return material.scaling.to_data(shaped)
+
+
+def write_images(run: Run, material: Material, found: Distilled) -> None:
+    """x m x shape in the data's own scale with the mean added back, y m (or m x c): the targets."""
+    labels = found.labels[:, 0] if found.labels.shape[1] == 1 else found.labels
+    stream = io.BytesIO()
+    np.savez(stream, x=in_data_scale(material, found.images).numpy(), y=labels.numpy())
+    write_bytes(run, IMAGES_FILE, stream.getvalue())
+
+
+def sheet(scene: Scene, material: Material, found: Distilled, row: Row) -> bytes:
+    """Every distilled image under the record that it correlates with most."""
+    train = material.seen(material.train)
+    near = centred_correlation(train, found.images.to(train)).max(0)
+    order = near.values.argsort(descending=True)
+    names = [material.train.ids[i] for i in near.indices[order].tolist()]
+    captions = [
+        (name, f"{float(value):.3f}", " ".join(f"{y:+.2f}" for y in labels[:2].tolist()))
+        for name, value, labels in zip(names, near.values[order], found.labels[order], strict=True)
+    ]
+    scores = ", ".join(f"{name} {100 * row[name]:.1f}%" for name in NETWORKS)
+    return draw_sheet(
+        material.train.inputs[near.indices[order]],
+        in_data_scale(material, found.images)[order],
+        captions,
+        rows=("nearest record", "correlation", "label"),
+        marked=[float(value) > THRESHOLD for value in near.values[order]],
+        title=f"{scene.method}: {len(material.train)} records in {len(found.images)} images",
+        footer=f"test accuracy {scores}  ·  framed: correlation above {THRESHOLD:g}",
+        bounds=material.train.bounds or (0.0, 1.0),
+    )
+
+
+def table_cells(scene: Scene, seeds: int) -> list[Scene]:
+    return [
+        replace(scene, method=method, seed=scene.seed + k)
+        for k in range(seeds)
+        for method in METHODS
+    ]
+
+
+def measure_cell(scene: Scene, examples: Examples) -> Row:
+    begun = time.process_time()
+    material = divide(scene, examples)
+    row = measure(scene, material, distilled(scene, material))
+    return row | {"cpu_seconds": round(time.process_time() - begun, 2)}
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Per method the mean and deviation over seeds, in percent, as in Table 1."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        line: Row = {"method": method, "seeds": len(mine)}
+        for name in NETWORKS:
+            values = [100 * row[name] for row in mine]
+            line[name] = round(mean(values), 2)
+            line[f"{name}_std"] = round(stdev(values), 2) if len(values) > 1 else None
+        for name in ("near_records", "near_held_out", "copies_records", "copies_held_out"):
+            line[name] = round(mean(row[name] for row in mine), 3)
+        lines.append(line)
+    return lines
+
+
+def table_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
+    """Accuracy against the method, a line for each kind of network."""
+    points = [
+        {"method": row["method"], "network": name, "accuracy": 100 * row[name]}
+        for row in rows
+        for name in NETWORKS
+    ]
+    return line_panels(
+        points,
+        panel=lambda row: "Test accuracy",
+        line=lambda row: str(row["network"]),
+        x="method",
+        y="accuracy",
+        across="trained on",
+        up="%",
+        log_x=False,
+        log_y=False,
+    )
+
+
+def run_table(scene: Scene, examples: Examples, run: Run, *, seeds: int) -> list[Row]:
+    """Measure every cell that the run does not hold yet; writes rows, table and figure."""
+    from remnant.experiments.studies import as_csv, read_rows, write_rows
+
+    rows = read_rows(run)
+    cells = table_cells(scene, seeds)
+    with task("table", len(cells)) as step:
+        for cell in cells:
+            if not any((row["method"], row["seed"]) == (cell.method, cell.seed) for row in rows):
+                rows.append(measure_cell(cell, examples))
+                write_rows(run, rows)
+            step(note=f"{cell.method}, seed {cell.seed}")
+    lines = summary(rows)
+    write_text(run, "table.csv", as_csv(lines))
+    write_bytes(
+        run, "figure.png", draw_lines(table_panels(rows), title=f"{scene.data}: {title(scene)}")
+    )
+    write_json(run, RESULT_FILE, {"table": lines})
+    finish(run, seeds={"seed": scene.seed}, timings={"all": sum(r["cpu_seconds"] for r in rows)})
+    return lines
+
+
+def title(scene: Scene) -> str:
+    return f"{scene.records} records in {scene.images} images, width {scene.width}"
