@@ -100,6 +100,7 @@ class NTK:
         rough = self.project(target, evidence, generator)
         said = f"not exact, since {found.reason}; instead {rough.reason}"
         figures = {k: v for k, v in found.figures.items() if k != "passed"} | dict(rough.figures)
+        figures["certified"] = 0  # it could have certified some, and did not
         return replace(rough, reason=said, figures=figures, trace=found.trace)
 
     def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:

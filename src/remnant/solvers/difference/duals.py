@@ -27,36 +27,33 @@ def null_vectors(
     weights: Tensor,
     *,
     generator: torch.Generator,
-    widths: Sequence[float] = (),
+    widths: Sequence[float],
     away: Tensor | None = None,
     own: Tensor | None = None,
     chunk: int = 8,
 ) -> Tensor:
     """Unit rows z (k x n) that make left z vanish where `weights` (k x w) is large.
 
-    Without `widths`: the smallest right singular vector of diag(sqrt(weights)) left. With them: the
-    same, reweighted by 1 / (a^2 + width^2) for each width in turn. `away` (n x n) is what it costs
-    at the start to lean on other records' points (see `leaning`); a row of `own` (k x n) is what
-    it counts of that dual's own point, which is taken out again.
+    The smallest right singular vector of diag(sqrt(weights)) left; then the same reweighted by
+    1 / (a^2 + width^2), for each width in turn. `away` (n x n) is what it costs at the start to
+    lean on other records' points (see `leaning`); a row of `own` (k x n) is what it counts of that
+    dual's own point, which is taken out again.
     """
     n = left.shape[1]
     transposed = left.T.contiguous()
-    rough, rough_transposed = left.float(), transposed.float()  # sharpened later, by plain solves
+    rough, rough_transposed = left.float(), transposed.float()  # sharpened later
     found = []
     for i, rows in enumerate(weights.split(chunk)):
-        # Iterated against a mask that may be wrong, an exact null vector would chase its errors.
-        if widths:
-            gram = _gram(rough_transposed, rough, rows.float()).double()
-        else:
-            gram = _gram(transposed, left, rows)
+        gram = _gram(rough_transposed, rough, rows.float()).double()
         if away is not None:
             gram = gram + away
         if own is not None:
             mine = own[i * chunk : (i + 1) * chunk]
             gram = gram - mine[:, :, None] * mine[:, None, :]
-        factor = damped_cholesky(gram, 1e-6 if widths else 1e-13)
+        # The mask may be wrong, and an exact null vector would chase its errors.
+        factor = damped_cholesky(gram, 1e-6)
         z = 1 + 0.3 * torch.randn(len(rows), n, 1, generator=generator, dtype=left.dtype)
-        for _ in range(4 if widths else 6):
+        for _ in range(4):
             z = normalize(torch.cholesky_solve(z, factor), dim=1)
         for width in widths:
             a = z[:, :, 0] @ transposed

@@ -19,25 +19,17 @@ from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
-from remnant.solvers.difference.certificate import (
-    SPARED,
-    Certificate,
-    certify,
-    determined,
-    least_second,
-    zeros_of,
-)
+from remnant.solvers.difference.certificate import Certificate, certify
 from remnant.solvers.difference.duals import FORGIVING, GRADUAL, SHARP, leaning, null_vectors
 from remnant.solvers.difference.graph import find_points, refine_points
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.signals import find_signals
+from remnant.solvers.difference.zeros import settle
 from remnant.solvers.spans import Span
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 NEAR = 0.25  # gap of a point worth a try
-CROWDED = 0.25  # records per neuron
-ENOUGH = 0.75  # of the points, to begin with
-REFITS = (5e-3, 2e-3, 5e-4, 1.25e-4)  # the exact zeros sharpen from one refit to the next
+FEW = 0.1  # of the points that give a dual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,35 +110,31 @@ def suspects(proof: Certificate) -> Tensor:
 def search_on(
     problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
 ) -> Found:
-    """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
+    """More records, until there are as many as the spectrum counts. Extends `series` by a round.
+
+    Where records are many, a record's zeros alone hardly determine its dual; the other records'
+    points, which it must not lean on, are needed too. So where few points gave a dual, the next
+    attempt waits for a quarter of the missing records' points, as long as new ones come.
+    """
     n = problem.count
-    pool, barren = found.y[:0], 0
+    pool, barren, awaited = found.y[:0], 0, 0
     with task("searching for records", n) as step:
         while len(found) < n and barren < search.patience:
-            waiting = len(pool)
+            before = len(pool)
             pool = merge(problem, pool, find_records(problem, found, barren, search, generator))
             series.append(float(len(found)))
-            if gathering(problem, found, waiting, len(pool)):
+            if before < len(pool) < awaited:
                 continue
-            z = take_duals(problem, found, pool, barren, generator)
-            new = new_duals(problem, found, z)
+            z, sure = settle(problem, take_duals(problem, found, pool, barren, generator))
+            new = new_duals(found, z, sure)
             found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, pool[new]]))
             pool = pool[~new]
+            few = float(new.double().mean()) < FEW
+            awaited = len(pool) + (n - len(found)) // 4 if few else 0
             barren = 0 if bool(new.any()) else barren + 1
             step(int(new.sum()), note=f"{len(found)} of {n}")
             series[-1] = float(len(found))
     return found
-
-
-def gathering(problem: Problem, found: Found, before: int, waiting: int) -> bool:
-    """Whether to go on collecting points before any dual is taken.
-
-    Past a quarter of the width, a record's zeros alone hardly determine its dual; the other
-    records' points, which it must not lean on, are needed too.
-    """
-    n = problem.count
-    crowded = n > CROWDED * len(problem.start) and not len(found)
-    return crowded and waiting < ENOUGH * n and waiting > before
 
 
 def settled(problem: Problem, found: Found, pool: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +195,7 @@ def merge(problem: Problem, pool: Tensor, points: Tensor) -> Tensor:
 def take_duals(
     problem: Problem, found: Found, pool: Tensor, barren: int, generator: torch.Generator
 ) -> Tensor:
-    """The duals (k x n) of the pool's points, fitted to their own zeros.
+    """The duals (k x n) of the pool's points.
 
     Points are found more surely than duals, and a dual leans on no record but its own: all other
     points, found or in the pool, lead to it. A wrong one among them misleads, so that every other
@@ -222,7 +210,7 @@ def take_duals(
     known, pool = settled(problem, found, pool)
     others = strength * leaning(scale, known)
     own = None if barren % 2 else strength * leaning(scale, pool)
-    z = null_vectors(
+    return null_vectors(
         left,
         clearly_silent(problem.margin(pool), 0.1 * (1 + barren % 4), problem.count),
         generator=generator,
@@ -230,39 +218,13 @@ def take_duals(
         away=others.T @ others + (0 if own is None else own.T @ own),
         own=own,
     )
-    for below in REFITS:
-        z = refit_on_zeros(problem, z, below, generator)
-    return refit_on_zeros(problem, unmix(problem, z), REFITS[-1], generator)
 
 
-def unmix(problem: Problem, z: Tensor) -> Tensor:
-    """Duals (k x n) whose zeros leave a second direction, without their part in it.
-
-    In the plane of two similar records' duals, each of the two has more zeros than any mixture: it
-    is where many neurons agree on the share of the second direction to take out.
-    """
-    zeros, left = zeros_of(problem, z), problem.span.left
-    mixed = (zeros.count > problem.count) & (zeros.second < least_second(problem))
-    z = z.clone()
-    for i in mixed.nonzero()[:, 0].tolist():
-        a, b = left @ z[i], left @ zeros.direction[i]
-        shares = (a / b)[b.abs() > 0.03].sort().values
-        if len(shares) <= SPARED:
-            continue
-        close = shares[SPARED:] - shares[:-SPARED]
-        if float(close.min()) < 2 * problem.zero:
-            at = int(close.argmin())
-            share = shares[at : at + SPARED + 1].median()
-            z[i] = normalize(z[i] - share * zeros.direction[i], dim=0)
-    return z
-
-
-def new_duals(problem: Problem, found: Found, z: Tensor) -> Tensor:
-    """k, bool: duals that are determined, and neither found before nor twice among themselves."""
-    new = determined(problem, z)
-    known = found.z
-    for i in new.nonzero()[:, 0].tolist():
-        if len(known) == problem.count or bool(((known @ z[i]).abs() > SAME_DUAL).any()):
+def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:
+    """k, bool: duals that are sure, and neither found before nor twice among themselves."""
+    new, known = sure.clone(), found.z
+    for i in sure.nonzero()[:, 0].tolist():
+        if len(known) == z.shape[1] or bool(((known @ z[i]).abs() > SAME_DUAL).any()):
             new[i] = False
         else:
             known = torch.cat([known, z[i : i + 1]])
@@ -314,13 +276,3 @@ def to_inputs(directions: Tensor, last: Tensor | None = None) -> Tensor:
     """Divide each row by its last coordinate (or by its product with `last`), the bias' 1."""
     one = directions[:, -1:] if last is None else (directions @ last)[:, None]
     return directions / torch.where(one.abs() < 1e-12, torch.full_like(one, 1e-12), one)
-
-
-def refit_on_zeros(problem: Problem, z: Tensor, below: float, generator: torch.Generator) -> Tensor:
-    """Fit each dual again on its own zeros, where they are more than a generic vector has."""
-    left = problem.span.left
-    zeros = (z @ left.T).abs() < below
-    fresh = null_vectors(left, zeros.double(), generator=generator)
-    same = (fresh * z).sum(1).abs() > 0.999
-    enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
-    return torch.where((same & enough)[:, None], fresh, z)

@@ -51,14 +51,14 @@ def pose(
     """first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w.
 
     Weights drift, so the features do not fill exactly n directions of the next layer's change. The
-    soft projector gives weight 1/2 to direction number 2 n, instead of a cut; but well below half
-    the width, beyond which any point would fit.
+    soft projector gives weight 1/2 to direction number 3 n, instead of a cut; but not beyond half
+    the width, where any point would fit.
     """
     width = first_start.shape[0]
     sizes, right = spectrum_of_features(next_change, None, precision)
     sizes = sizes.clamp(min=1e-5)  # below that, drift hides the features
-    half = sizes[min(2 * len(span.right), int(0.45 * width))]
-    soft = (right.T / (1 + half / sizes)) @ right
+    half = sizes[min(3 * len(span.right), width // 2)]
+    soft = (right.T / (1 + (half / sizes).square())) @ right
     penalty = (sizes / sizes[-1]).pow(-0.75)[:, None] * right
     return Problem(
         span=span,
@@ -96,9 +96,9 @@ def pose_output(
 
 
 def zero_level(span: Span, weights: Tensor, precision: float) -> float:
-    """Ten times what rounding the weights does to the weakest direction's duals; 1e-3 at least."""
+    """Ten times what rounding the weights does to the weakest direction's duals; 1e-4 at least."""
     rounding = precision / math.sqrt(12) * float(weights.square().mean().sqrt())
-    return min(0.03, max(1e-3, 10 * rounding / float(span.scale[-1])))
+    return min(0.03, max(1e-4, 10 * rounding / float(span.scale[-1])))
 
 
 def spectrum_of_features(

@@ -1,0 +1,132 @@
+"""The exact zeros of duals: what they determine, and how a dual is fitted to its own.
+
+A dual is an exactly sparse vector of a known n-dimensional space. It is *determined* if it has
+more exact zeros than a generic vector (n - 1) and they leave no second direction: a mixture of two
+records' duals vanishes only where both do, and there each of the two does on its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.difference.problem import Problem
+
+REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
+# The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
+# 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
+SECOND = 1e-4
+SPARE = 0.03  # zeros beyond those of chance, as a share of the neurons
+SPARED = 4  # zeros that must not decide
+CLEARLY = 0.1  # a second direction as large as this does not hang on SPARED of the zeros
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Zeros:
+    """Exact zeros of k duals, and the direction that they exclude least."""
+
+    count: Tensor  # k
+    second: Tensor  # k: mean square of that direction on the zeros, but for a few of them
+    direction: Tensor  # k x n
+
+
+def zeros_of(problem: Problem, z: Tensor) -> Zeros:
+    """z: k x n. Where the zeros are no more than chance gives, nothing is excluded.
+
+    A mixture of two similar records' duals has the zeros that both have, and can be made to vanish
+    on any one neuron more, or on a few by chance: SPARED of the zeros must not decide.
+    """
+    left, n = problem.span.left, problem.count
+    zero = (z @ left.T).abs() < problem.zero
+    count = zero.sum(1)
+    second = torch.zeros(len(z), dtype=torch.float64)
+    direction = torch.zeros_like(z)
+    for i in (count > n + SPARED).nonzero()[:, 0].tolist():
+        rows = left[zero[i]]
+        if n == 1:
+            second[i] = 1.0
+            continue
+        for _ in range(2):
+            values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+            second[i], direction[i] = values[1], vectors[:, 1]
+            if float(values[1]) > CLEARLY:
+                break
+            rows = rows[(rows @ vectors[:, 1]).abs().argsort()[: len(rows) - SPARED]]
+    return Zeros(count=count, second=second, direction=direction)
+
+
+def determined(problem: Problem, z: Tensor) -> Tensor:
+    """k, bool: the dual's zeros are more than chance gives and determine it up to scale."""
+    return fixed_by(problem, zeros_of(problem, z))
+
+
+def fixed_by(problem: Problem, zeros: Zeros) -> Tensor:
+    # Any vector can have n - 1 zeros, and as many again as entries happen to fall below `zero`.
+    spare = SPARED + (SPARE + problem.zero) * len(problem.start)
+    enough = zeros.count > problem.count + spare
+    return enough & (zeros.second > least_second(problem))
+
+
+def least_second(problem: Problem) -> float:
+    return max(SECOND, 30 * problem.zero**2)
+
+
+def settle(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) fitted to their own zeros, and whether each is determined by them."""
+    z = sharpen(problem, z)
+    zeros = zeros_of(problem, z)
+    sure = fixed_by(problem, zeros)
+    z, changed = unmix(problem, z, zeros)
+    if bool(changed.any()):
+        z[changed] = sharpen(problem, z[changed])
+        sure[changed] = determined(problem, z[changed])
+    return z, sure
+
+
+def sharpen(problem: Problem, z: Tensor) -> Tensor:
+    """Duals (k x n) fitted to fewer and surer zeros of their own."""
+    for below in REFITS:
+        z = refit_on_zeros(problem, z, max(below, problem.zero))
+    return z
+
+
+def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
+    """The null vector of each dual's zeros, where they are more than a generic vector has."""
+    left, fitted = problem.span.left, z.clone()
+    zeros = (z @ left.T).abs() < below
+    enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
+    for i in enough.nonzero()[:, 0].tolist():
+        rows = left[zeros[i]]
+        factor = damped_cholesky((rows.T @ rows)[None], 1e-13)[0]
+        fresh = z[i][:, None]
+        for _ in range(3):
+            fresh = normalize(torch.cholesky_solve(fresh, factor), dim=0)
+        if float((fresh[:, 0] @ z[i]).abs()) > 0.999:
+            fitted[i] = fresh[:, 0]
+    return fitted
+
+
+def unmix(problem: Problem, z: Tensor, zeros: Zeros) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) whose zeros leave a second direction, without their part in it, and which (k).
+
+    In the plane of two similar records' duals, each of the two has more zeros than any mixture: it
+    is where many neurons agree on the share of the second direction to take out.
+    """
+    mixed = (zeros.count > problem.count) & (zeros.second < least_second(problem))
+    z, changed, left = z.clone(), torch.zeros_like(mixed), problem.span.left
+    for i in mixed.nonzero()[:, 0].tolist():
+        a, b = left @ z[i], left @ zeros.direction[i]
+        shares = (a / b)[b.abs() > 0.03].sort().values
+        if len(shares) <= SPARED:
+            continue
+        close = shares[SPARED:] - shares[:-SPARED]
+        if float(close.min()) < 2 * problem.zero:
+            at = int(close.argmin())
+            share = shares[at : at + SPARED + 1].median()
+            z[i] = normalize(z[i] - share * zeros.direction[i], dim=0)
+            changed[i] = True
+    return z, changed
