@@ -15,6 +15,7 @@ from remnant.bounds import Ledger
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.capturing import capture
 from remnant.data import load, split
+from remnant.errors import InputError
 from remnant.models import build
 from remnant.store import open_run
 from remnant.training import Adam, GradientDescent, train
@@ -174,3 +175,26 @@ def test_not_exposed_needs_every_attack_to_fail_where_it_could_succeed():
     assert overall([safe])[0] is Verdict.NOT_EXPOSED
     assert overall([safe, unsure])[0] is Verdict.INCONCLUSIVE
     assert overall([attacked(Verdict.NOT_APPLICABLE)])[0] is Verdict.INCONCLUSIVE
+
+
+def test_a_wrong_mean_is_never_not_exposed():
+    """The records came back, but for a shift: silence about them would be a false all-clear."""
+    target = dataclasses.replace(trained(), scaling=Scaling())
+    plan = Plan(attacks=("ntk",))
+    result = audit(target, SIDES.train, holdout=SIDES.holdout, public=SIDES.public, plan=plan)
+    assert result.verdict != "not exposed"
+
+
+def test_a_single_record_is_not_hidden_by_noise_in_its_own_span():
+    one = SIDES.train.take([0])
+    plan = Plan(attacks=("ntk",))
+    target = trained(on=SIDES.train.take(range(8)))
+    result = audit(target, one, holdout=SIDES.holdout, public=SIDES.public, plan=plan)
+    assert result.verdict == "exposed", result.sentence
+
+
+def test_near_copies_in_the_holdout_are_refused():
+    copies = dataclasses.replace(SIDES.holdout, inputs=SIDES.holdout.inputs.clone())
+    copies.inputs[:3] = SIDES.train.inputs[:3] + 1e-5
+    with pytest.raises(InputError, match="3 of the training set's"):
+        Case(target=trained(), truth=SIDES.train, holdout=copies, public=SIDES.public, loss="ce")

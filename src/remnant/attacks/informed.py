@@ -76,6 +76,12 @@ class Informed:
             return f"the training recipe must be known: {error}"
         if batched(recipe) and self.order_seed is None:
             return "the order of mini-batches is unknown; give the seed that shuffled them"
+        told = (
+            [] if held.labels is None or held.labels.is_floating_point() else held.labels.tolist()
+        )
+        outputs = len(list(target.weights.values())[-1])
+        if outputs > 1 and any(not 0 <= label < outputs for label in told):
+            return f"labels must be classes 0 to {outputs - 1}; they are {told}"
         if held.known is None and (held.labels is None or self.method != "replay"):
             return "no record is known; replay then needs the labels of all, the others cannot work"
         if (self.probes or self.method != "replay") and held.public is None:

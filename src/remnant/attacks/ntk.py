@@ -73,9 +73,9 @@ class NTK:
         """By the layers' graph; what that does not solve may be a linearised network."""
         how = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
         found = recover_exactly(target, evidence, how, generator)
-        if found.status in FOUND:
+        count = found.figures.get("counted")
+        if found.status in FOUND or count is None:
             return found
-        count = found.figures.get("counted") or target.knowledge.records
         lifted = recover_linearised(target.model, evidence, generator=generator, count=count)
         if isinstance(lifted, str) or not lifted.exact:
             return found

@@ -24,6 +24,7 @@ from remnant.types import Candidates, Evidence, Status, Target
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
 
 UNMOVED = "initial and final weights are the same: no training lies between them"
+FULL = 0.75  # share of the live inputs: a gap beyond may be that of inputs that hardly vary
 COARSE = 1e-3  # rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off
 
 
@@ -36,16 +37,19 @@ def recover_exactly(
         return nothing(target, Status.NOT_APPLICABLE, pair)
     if not bool(pair.first.affine(evidence.vector).any()):
         return nothing(target, Status.INCONCLUSIVE, UNMOVED)
+    if not bool(evidence.vector[pair.next.weight].any()):
+        reason = "the second dense layer did not change, so nothing tells records apart"
+        return nothing(target, Status.INCONCLUSIVE, reason)
     with task("counting records"):
         evidence, parts, spectrum, decay = count_between(evidence, pair)
     count = spectrum.count if spectrum.clear else target.knowledge.records
     if count is None:
         return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
-    told = target.knowledge.records
-    if told is not None and count > 2 * told:
+    live = int(pair.first.affine(evidence.vector).any(0).sum())
+    if spectrum.clear and count > FULL * live:
         reason = (
-            f"the first layer's change has rank {count} where {told} records were given: more than "
-            "plain gradient steps on them leave, as after Adam"
+            f"the first layer's change has rank {count} with {live} live inputs: nearly full, as "
+            "after Adam, or of too many records to tell apart"
         )
         return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, None))
     width = len(evidence.vector[pair.first.weight])

@@ -18,7 +18,7 @@ from remnant.auditing.assess import assess
 from remnant.auditing.case import Case
 from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
-from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
+from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall, shifted
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import InputError, RemnantError, expected
 from remnant.progress import task
@@ -153,6 +153,12 @@ def _attack(
     if plan.control and not exposed_records(finding):
         control = _control(case, adversary, name, settings, plan, run)
     verdict, reason = judge(finding, control)
+    if verdict != Verdict.EXPOSED and shifted(found.inputs, case.truth.inputs, case.holdout.inputs):
+        verdict = Verdict.INCONCLUSIVE
+        reason = (
+            "what came back is your records but for one shift or scale of all: "
+            "give --mean and --std as they were in training"
+        )
     file = _file(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:

@@ -13,11 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+from torch.nn.functional import normalize
+
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.scoring.score import excess
 from remnant.types import Finding, Status
 
 NEAR = 0.01
+FEW = 5
+ALIKE = 0.9  # correlation of set-centred rows at which two sets differ by a shift and a scale
 
 
 def exposed_records(finding: Finding) -> list[Mapping[str, Any]]:
@@ -26,7 +31,9 @@ def exposed_records(finding: Finding) -> list[Mapping[str, Any]]:
 
 
 def _with_nearest_null(finding: Finding) -> list[tuple[Mapping[str, Any], float | None]]:
-    columns = [null["squared_l2"] for name, null in finding.nulls.items() if name != "blends"]
+    # Noise in the span of a few records is those records themselves.
+    skipped = {"blends"} | ({"span_noise"} if (finding.records or 0) < FEW else set())
+    columns = [null["squared_l2"] for name, null in finding.nulls.items() if name not in skipped]
     rows = []
     for i, row in enumerate(finding.per_record):
         known = [column[i] for column in columns if column[i] is not None]
@@ -54,8 +61,10 @@ def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
     if finding.status == Status.NOT_APPLICABLE:
         return Verdict.NOT_APPLICABLE, finding.reason
     if control is None or not control.leaks:
-        why = "no control was run" if control is None else "the attack failed on its control too"
-        return Verdict.INCONCLUSIVE, f"{why}: {finding.reason}"
+        if control is None:
+            return Verdict.INCONCLUSIVE, f"no control was run: {finding.reason}"
+        why = f"the attack failed on its control too ({control.reason})"
+        return Verdict.INCONCLUSIVE, f"{why}; here: {finding.reason}"
     # An attack with a certificate that certifies nothing has not seen what the model holds.
     blind = "certified" in finding.figures and finding.status == Status.INCONCLUSIVE
     if blind or not finding.summary.get("candidates"):
@@ -63,6 +72,24 @@ def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
     words = f"{found} of {n} records recovered, {by_null} by the held-out null"
     twin = f"the same attack gets {control.recovered} of {control.records} out of a twin that leaks"
     return Verdict.NOT_EXPOSED, f"{words}; {twin}"
+
+
+def shifted(found: Tensor, truth: Tensor, holdout: Tensor) -> bool:
+    """Whether what came back is the records up to one shift and scale for all.
+
+    Then they did come back, and `mean` or `std` is not what training used.
+    """
+
+    def matched(records: Tensor) -> int:
+        if len(found) < FEW or len(records) < FEW:
+            return 0
+        rows = [
+            normalize(t.flatten(1).double() - t.flatten(1).double().mean(0), dim=1)
+            for t in (records, found)
+        ]
+        return int(((rows[0] @ rows[1].T).max(1).values > ALIKE).sum())
+
+    return matched(truth) > max(len(truth) // 3, 2 + matched(holdout[: len(truth)]))
 
 
 def overall(attacks: Sequence[Attacked]) -> tuple[Verdict, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,12 @@ from remnant.cli.target import read_target
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from remnant.auditing.case import Case
     from remnant.auditing.spec import AuditSpec
     from remnant.bundle import Audit
+    from remnant.types import Examples, Target
 
 EXPOSED, INCONCLUSIVE = 3, 4  # exit codes with --gate
 FLAGS = {
@@ -159,7 +164,15 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     settings = argparse.Namespace(**{**spec.model_dump(), "shape": spec.shape or _shape(truth)})
     target, hashes = read_target(settings)
     outputs = _outputs(target)
-    loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs)
+    loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
+    truth = replace(truth, inputs=truth.inputs.reshape(-1, *target.input_shape))
+    others = {
+        name: replace(part, inputs=part.inputs.reshape(-1, *target.input_shape))
+        for name, part in others.items()
+        if _fits(part, target)
+    }
+    for name, part in (("data", truth), *others.items()):
+        _check_labels(loss, outputs, part, name)
     case = Case(
         target=target,
         truth=truth,
@@ -194,18 +207,38 @@ def _shape(examples: Any) -> str:
     return "x".join(map(str, examples.shape))
 
 
-def _outputs(target: Any) -> int:
+def _fits(examples: Examples, target: Target) -> bool:
+    if math.prod(examples.shape) != math.prod(target.input_shape):
+        wanted = f"records of shape {target.input_shape}"
+        raise InputError(expected(examples.name, wanted, examples.shape))
+    return True
+
+
+def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
+    from remnant.training import check_labels
+
+    try:
+        check_labels(loss, outputs.expand(len(examples), -1), examples.labels)
+    except InputError as error:
+        raise InputError(f"--{name}: {error}") from None
+
+
+def _outputs(target: Target) -> Tensor:
+    """The model's outputs for one input of zeros, 1 x c."""
     import torch
 
+    parameter = next(target.model.parameters())
     with torch.no_grad():
         try:
-            outputs = target.model(torch.zeros(1, *target.input_shape))
+            outputs: Tensor = target.model.eval()(
+                torch.zeros(1, *target.input_shape, dtype=parameter.dtype)
+            )
         except RuntimeError as error:
             got = str(error).splitlines()[0]
             raise InputError(
                 expected("--model", f"a model of inputs {target.input_shape}", got)
             ) from None
-    return int(outputs.shape[-1]) if outputs.ndim > 1 else 1
+    return outputs if outputs.ndim > 1 else outputs.reshape(1, -1)
 
 
 def _loss_by(real: bool, outputs: int) -> str:

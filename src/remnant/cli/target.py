@@ -46,6 +46,7 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     final = read_weights(arguments.weights)
     model, shape = read_model(arguments.model, final)
     load_weights(model, final, what=f"--weights {arguments.weights}")
+    model.eval()  # statistics of batch norm and dropout are part of the released model
     held = {
         kind: align(model, read_weights(path), what=f"--{kind} {path}")
         for kind in ("initial", "gradient")

@@ -59,7 +59,10 @@ def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | 
     kinds = [module for _, module in layers[:3]]
     if len(kinds) < 3 or not isinstance(kinds[0], nn.Linear):
         first = type(kinds[0]).__name__ if kinds else "nothing"
-        return f"the model must begin with dense layers in an nn.Sequential; it begins with {first}"
+        return (
+            f"the model must begin with dense layers in an nn.Sequential; it begins with {first} "
+            "(a factory may return the nn.Sequential that a module wraps)"
+        )
     if not isinstance(kinds[2], nn.Linear):
         kind = type(kinds[2]).__name__
         return f"a second dense layer must follow the first activation; {kind} does"
