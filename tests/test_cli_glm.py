@@ -47,3 +47,10 @@ def test_a_file_that_is_not_coefficients_is_one_line(folder, capsys):
     (folder / "model.json").write_text("{}")
     assert main(flags(folder)) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_regression_says_that_nothing_is_left_over_to_check_it(folder, capsys):
+    assert main([*flags(folder, "fewer.npz"), "--json"]) == 0  # two are missing, one is assumed
+    finding = json.loads(capsys.readouterr().out)
+    assert not finding["figures"]["checked"]
+    assert "no equation over to check this" in finding["reason"]

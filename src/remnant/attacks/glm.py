@@ -24,6 +24,10 @@ from remnant.solvers.glm.closed_form import (
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Status, Target
 
+UNCHECKED = (
+    "; a regression with one output leaves no equation over to check this: it holds if exactly one "
+    "record is unknown and the known ones are right"
+)
 LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
 
 
@@ -129,12 +133,14 @@ class GLM:
         confidence = sure / max(1, int(passed.sum()))
         order = confidence.argsort(descending=True, stable=True)
         chosen = [found[i] for i in order.tolist()]
+        one_number = chosen[0].label is None and len(case.fit(None).weight) == 1
+        checked = not (alone and one_number and chosen[0].through == "the closed form")
         return Candidates(
             inputs=inputs[order],
             confidence=confidence[order].float(),
             labels=None if chosen[0].target is None else case.decode(chosen),
             status=status,
-            reason=words(chosen, passed, self.trusted),
+            reason=words(chosen, passed, self.trusted) + ("" if checked else UNCHECKED),
             figures={
                 "counted": 1,
                 "found": len(found),
@@ -143,6 +149,7 @@ class GLM:
                 "predicted_error": [f.error for f in chosen],
                 "misfit": [f.misfit for f in chosen],
                 "through": chosen[0].through,
+                "checked": checked,
                 "rounding": case.rounding,
             },
         )
