@@ -6,8 +6,7 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.models import build
-from remnant.scoring import centred_correlation, greedy, squared_l2
-from remnant.solvers.descent.consensus import consensus
+from remnant.scoring import centred_correlation
 from remnant.solvers.descent.objective import objective
 from remnant.solvers.descent.projected import Projected, first_span, project, search
 from remnant.training import solve_linearised
@@ -89,25 +88,6 @@ def test_same_seed_same_bytes():
     )
     assert torch.equal(one.inputs, two.inputs)
     assert one.losses == two.losses
-
-
-def test_consensus_joins_what_is_near_and_doubts_what_is_alone():
-    common = torch.randn(2, 50, generator=seeded())
-    noise = [torch.randn(3, 50, generator=seeded(s)) for s in (1, 2, 3)]
-    starts = [
-        torch.cat([common + 0.05 * torch.randn(2, 50, generator=seeded(9 + i)), own])
-        for i, own in enumerate(noise)
-    ]
-    inputs, confidence = consensus(starts)
-    assert len(inputs) == 2 + 9
-    assert (confidence[:2] > 0.95).all()
-    assert (confidence[2:] < 0.6).all()
-    assert greedy(squared_l2(common, inputs[:2])).distance.max() < 0.2
-
-
-def test_one_start_has_no_witness():
-    _, confidence = consensus([torch.randn(3, 10, generator=seeded())])
-    assert confidence.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_settings_are_checked():

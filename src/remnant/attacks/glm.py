@@ -24,10 +24,7 @@ from remnant.solvers.glm.closed_form import (
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Status, Target
 
-UNCHECKED = (
-    "; a regression with one output leaves no equation over to check this: it holds if exactly one "
-    "record is unknown and the known ones are right"
-)
+UNCHECKED = "; no equation over to check this: right if one record is unknown, the others exact"
 LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
 
 
@@ -390,8 +387,8 @@ def not_one(target: Target, case: Case) -> Candidates:
 def words(found: list[Found], passed: Tensor, trusted: float) -> str:
     best, certified = found[0], int(passed.sum())
     if certified == 1:
-        how = f"predicted relative error {best.error:.1e}"
-        return f"the missing record is found and certified through {best.through}: {how}"
+        how = f"{best.through}: predicted relative error {best.error:.1e}"
+        return f"the missing record is found and certified through {how}"
     if certified > 1:
         return f"{certified} records explain the coefficients alike, one of them was trained on"
     if best.misfit > LABEL_ROOM:

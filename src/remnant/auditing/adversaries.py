@@ -70,7 +70,7 @@ def _first_width(case: Case) -> tuple[int, int]:
 
 
 def _graph_cost(factor: float) -> Callable[[Case], Cost]:
-    """The searches take some `factor` N^2 W walks through the layer (measured, docs/audit.md)."""
+    """Fitted by eye to measured runs: the searches take some `factor` N^2 W multiply-adds."""
 
     def cost(case: Case) -> Cost:
         d, w = _first_width(case)

@@ -1,4 +1,4 @@
-"""What to do next, by what was found. Each sentence rests on a measured study (docs/studies.md)."""
+"""What to do next, by what was found."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from remnant.bundle import Attacked, Verdict
 
 DEFENCES = {
     "ntk": "Do not let the weights from before training out beside the final ones, or train with "
-    "differential privacy. Noise of 1% on the difference, early stopping and fp16 do not stop it.",
+    "differential privacy. Weight decay, mini-batches and storing weights as fp16 do not stop it.",
     "gradient": "Clip and add noise to each gradient (differential privacy), or aggregate over so "
-    "many clients that the batch exceeds half the first layer's width. Noise of 1% does not help.",
-    "kkt": "Train with less or no weight decay and stop before the loss vanishes, or train with "
-    "differential privacy; more records per parameter leak less.",
+    "many clients that the batch exceeds half the first layer's width.",
+    "kkt": "Train with less weight decay, stop before a stationary point, or train with "
+    "differential privacy.",
 }
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from remnant.errors import InputError, expected
 from remnant.gradients import gram, inner_products
 from remnant.progress import Step, task
-from remnant.solvers.descent.consensus import WITHIN, consensus
+from remnant.solvers.consensus import cluster
 from remnant.solvers.descent.objective import Objective, objective
 from remnant.solvers.descent.paper import Bounds, RowAdam, normal, outside
 from remnant.solvers.layers import leaves
@@ -40,7 +40,7 @@ class Projected:
     span: float | None = 1.0  # directions a record that candidates are held in; None = no limit
     ridge: float = 1e-4  # of the duals, times the kernel's mean diagonal
     box: float = 0.0
-    within: float = WITHIN  # correlation at which candidates of two starts are one
+    within: float = 0.9  # correlation at which candidates of two starts are one
 
     def __post_init__(self) -> None:
         for name in ("starts", "steps"):
@@ -100,7 +100,8 @@ def search(
             loss = _descend(goal, settings, free, place, box, step)
             ends.append(place(free).detach())
             losses.append(loss)
-    inputs, confidence = consensus(ends, within=settings.within)
+    groups = cluster(torch.stack([end.flatten(1) for end in ends]), settings.within)
+    inputs, confidence = groups.centres.reshape(-1, *shape), groups.agreement
     return Agreed(inputs=inputs, confidence=confidence, starts=ends, losses=losses)
 
 
