@@ -1,5 +1,13 @@
+import os
+
 import pytest
 import torch
+from hypothesis import settings
+
+# A landing must not hang on a lucky draw: the same examples each time, unless asked to explore.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("explore")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class RemnantError(Exception):
-    """Base of every error that a user can cause and mend. The command exits with 2 on it."""
+    """Base of every error that a user can cause and mend. The command exits with 2 on it.
+
+    The message stays one line whatever a user's file or flag put into it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 
 class InputError(RemnantError):
