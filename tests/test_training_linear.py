@@ -14,15 +14,6 @@ from remnant.types import Examples, Scaling
 SCALING = Scaling(mean=torch.tensor(0.5))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a network gains nothing from threads, and its bytes depend on them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
