@@ -8,11 +8,12 @@ import pytest
 import remnant
 
 ROOT = Path(remnant.__file__).parent
-BASE = {"types", "errors", "progress", "seeds"}
+BASE = {"types", "errors", "progress", "checkpoints", "seeds"}
 GROUND = BASE | {"data", "models", "gradients"}
 MAY_IMPORT = {
     "errors": set(),
     "progress": set(),
+    "checkpoints": set(),
     "seeds": set(),
     "types": {"errors"},
     "data": BASE,
@@ -35,7 +36,8 @@ MAY_IMPORT = {
     | {"scoring", "store", "bundle", "bounds", "report"},
     "experiments": GROUND
     | {"training", "evidence", "solvers", "attacks", "capturing", "bounds", "kernels", "distill"}
-    | {"scoring", "store", "bundle", "auditing", "report"},
+    | {"scoring", "store", "bundle", "auditing", "report", "sweep"},
+    "sweep": BASE | {"training", "solvers", "attacks", "store", "bundle", "auditing", "report"},
     "cli": None,  # everything
     "__init__": None,
     "__main__": None,

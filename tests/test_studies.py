@@ -10,11 +10,14 @@ import torch
 from remnant.cli import Parser, study
 from remnant.data import load
 from remnant.errors import DataError
+from remnant.experiments import defence_targets, defences
+from remnant.experiments import fine_tuning as tuning
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
 from remnant.experiments import informed_studies as informed
 from remnant.experiments import kkt_studies as kkt
 from remnant.experiments import ntk_studies as ntk
+from remnant.experiments import private_study as private
 from remnant.experiments.studies import (
     STUDIES,
     as_csv,
@@ -57,6 +60,10 @@ TINY = {
     "leak-factors": ntk.LeakFactors(
         records=6, width=32, classes=(2,), class_records=4, steps=5, repeats=1, data=DIGITS
     ),
+    "fine-tuning": tuning.FineTuning(
+        cases=(("dense head", "features"),), widths=(4,), epochs=1, hidden=32, per_class=1,
+        tuning=5, inversion=5, data=DIGITS,
+    ),
     "informed-factors": informed.Factors(
         factors=("default",), methods=("replay", "ridge"), **INFORMED
     ),
@@ -69,6 +76,14 @@ TINY = {
     ),
     "kkt-exposure": kkt.Exposure(tasks=("ce",), records=5, width=24, **TOY),
     "kkt-assumptions": kkt.Assumptions(cases=("unfinished",), records=4, width=24, **TOY),
+    "defences": defences.DefenceTable(
+        defences=(("none", ""), ("rounding", "float16")), attacks=("gradient",),
+        sizes=defence_targets.Sizes(records=4, gradient_width=48, rounds=2),
+        data=DIGITS,
+    ),
+    "private-descent": private.PrivateStudy(
+        epsilons=(100.0,), known=30, targets=2, shadows=40, test=50, steps=3, evaluations=4
+    ),
     "onion": ntk.Onion(
         records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True),), steps=5,
         data=DIGITS,

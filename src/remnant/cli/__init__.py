@@ -21,7 +21,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    from remnant.cli import audit, bound, demo, distill, init, reconstruct, report, study
+    from remnant.cli import (
+        audit,
+        bound,
+        demo,
+        distill,
+        init,
+        reconstruct,
+        report,
+        runs,
+        study,
+        sweep,
+    )  # fmt: skip
 
     top = Parser(
         prog="remnant",
@@ -30,7 +41,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"remnant {_version()}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for verb in (demo, init, audit, reconstruct, bound, distill, report, study):
+    for verb in (demo, init, audit, reconstruct, bound, distill, report, study, sweep, runs):
         verb.add(verbs)
     return top
 

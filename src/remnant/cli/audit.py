@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
-from remnant.cli.target import read_target
-from remnant.errors import InputError, expected
+from remnant.cli.cases import read_case
+from remnant.cli.common import DONE, add_verb, bars, console, default_directory, prepare
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from remnant.auditing.case import Case
     from remnant.auditing.spec import AuditSpec
     from remnant.bundle import Audit
-    from remnant.types import Examples, Target
 
 EXPOSED, INCONCLUSIVE = 3, 4  # exit codes with --gate
 FLAGS = {
     "model": "mlp:..., cnn:... or file.py:factory (only that file is imported)",
-    "weights": "the released weights: safetensors, a state dict or a Lightning checkpoint",
+    "weights": "the released weights: safetensors, a state dict or a Lightning checkpoint; of a "
+    "linear model its coefficients as JSON or npz, or a skops file",
     "initial": "the weights before training",
     "gradient": "a captured gradient: one tensor per parameter, named alike",
+    "recipe": "how it was trained, as JSON: for the adversary who knows all records but one",
+    "targets": "records left out in turn for that adversary: a number, or ids such as a,b",
     "data": "the records trained on: a name, file or folder",
     "holdout": "records like them that were not trained on",
     "public": "others that were not trained on either",
@@ -48,7 +44,9 @@ def add(verbs: Any) -> None:
         parser = add_verb(verbs, name, summary, f"remnant {name} {example} --out found")
         parser.set_defaults(run=run if name == "audit" else run_preflight, seed=None)
         parser.add_argument("spec", nargs="?", type=Path, help="audit.yaml; flags go before it")
-        parser.add_argument("--attacks", help="some of ntk,gradient,kkt (default: all)")
+        parser.add_argument(
+            "--attacks", help="some of ntk,gradient,kkt,informed,glm (default: all)"
+        )
         parser.add_argument("--threshold", type=float, help="correlation of a recovered record")
         for flag, text in FLAGS.items():
             parser.add_argument(f"--{flag.replace('_', '-')}", dest=flag, help=text)
@@ -82,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             plan = Plan(
                 attacks=spec.attacks,
+                targets=spec.targets,
                 settings={str(name): value for name, value in spec.settings.items()},
                 threshold=spec.threshold,
                 seed=spec.seed,
@@ -103,7 +102,8 @@ def run_preflight(arguments: argparse.Namespace) -> int:
 
     with bars(arguments.quiet):
         case, _ = read_case(spec)
-        rows = preflight(case, attacks=spec.attacks)
+        settings = {str(name): value for name, value in spec.settings.items()}
+        rows = preflight(case, attacks=spec.attacks, settings=settings, targets=spec.targets)
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif not arguments.quiet:
@@ -132,119 +132,12 @@ def read(arguments: argparse.Namespace) -> AuditSpec:
             values[name] = given[name]
     if isinstance(values.get("attacks"), str):
         values["attacks"] = tuple(values["attacks"].split(","))
+    if isinstance(arguments.targets, str):
+        text = arguments.targets
+        values["targets"] = int(text) if text.isdecimal() else tuple(text.split(","))
     spec = check_spec(values, str(arguments.spec or "audit"))
     arguments.seed = spec.seed
     return spec
-
-
-def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
-    """The case that the spec describes, and hashes of all that was read."""
-    from remnant.auditing.case import Case
-    from remnant.data import load
-    from remnant.store import hash_tensors
-
-    truth = load(spec.data, data_dir=spec.data_dir)
-    others = {
-        name: load(source, data_dir=spec.data_dir)
-        for name in ("holdout", "public")
-        if (source := getattr(spec, name)) is not None
-    }
-    if not others:
-        do = "a verdict needs a null; give --holdout or --public"
-        raise InputError(expected("audit", "records that were not trained on", "none", do))
-    if len(others) == 1:  # one set serves as both, half each
-        (only,) = others.values()
-        middle = len(only) // 2
-        if middle < 1:
-            raise InputError(expected("--holdout", "two records or more", len(only)))
-        others = {
-            "holdout": only.take(range(middle)),
-            "public": only.take(range(middle, len(only))),
-        }
-    settings = argparse.Namespace(**{**spec.model_dump(), "shape": spec.shape or _shape(truth)})
-    target, hashes = read_target(settings)
-    outputs = _outputs(target)
-    loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
-    truth = replace(truth, inputs=truth.inputs.reshape(-1, *target.input_shape))
-    others = {
-        name: replace(part, inputs=part.inputs.reshape(-1, *target.input_shape))
-        for name, part in others.items()
-        if _fits(part, target)
-    }
-    for name, part in (("data", truth), *others.items()):
-        _check_labels(loss, outputs, part, name)
-    case = Case(
-        target=target,
-        truth=truth,
-        holdout=others["holdout"],
-        public=others["public"],
-        loss=loss,
-        ledger=_ledger(spec),
-        delta=spec.privacy.delta if spec.privacy else 1e-5,
-    )
-    hashes |= {
-        name: hash_tensors({"x": part.inputs, "y": part.labels})
-        for name, part in (("data", truth), *others.items())
-    }
-    return case, hashes
-
-
-def _ledger(spec: AuditSpec) -> Any:
-    from remnant.bounds import Ledger
-
-    if spec.privacy is None:
-        return None
-    return Ledger(
-        noise_multiplier=spec.privacy.noise,
-        steps=spec.privacy.steps,
-        sampling_rate=spec.privacy.sampling,
-        clip=spec.privacy.clip,
-        adjacency=spec.privacy.adjacency,
-    )
-
-
-def _shape(examples: Any) -> str:
-    return "x".join(map(str, examples.shape))
-
-
-def _fits(examples: Examples, target: Target) -> bool:
-    if math.prod(examples.shape) != math.prod(target.input_shape):
-        wanted = f"records of shape {target.input_shape}"
-        raise InputError(expected(examples.name, wanted, examples.shape))
-    return True
-
-
-def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
-    from remnant.training import check_labels
-
-    try:
-        check_labels(loss, outputs.expand(len(examples), -1), examples.labels)
-    except InputError as error:
-        raise InputError(f"--{name}: {error}") from None
-
-
-def _outputs(target: Target) -> Tensor:
-    """The model's outputs for one input of zeros, 1 x c."""
-    import torch
-
-    parameter = next(target.model.parameters())
-    with torch.no_grad():
-        try:
-            outputs: Tensor = target.model.eval()(
-                torch.zeros(1, *target.input_shape, dtype=parameter.dtype)
-            )
-        except RuntimeError as error:
-            got = str(error).splitlines()[0]
-            raise InputError(
-                expected("--model", f"a model of inputs {target.input_shape}", got)
-            ) from None
-    return outputs if outputs.ndim > 1 else outputs.reshape(1, -1)
-
-
-def _loss_by(real: bool, outputs: int) -> str:
-    if real:
-        return "mse"
-    return "bce" if outputs == 1 else "ce"
 
 
 def show(result: Audit, path: Path, arguments: argparse.Namespace) -> None:
@@ -253,11 +146,10 @@ def show(result: Audit, path: Path, arguments: argparse.Namespace) -> None:
         return
     if arguments.quiet:
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
-    console.print(Text(f"{result.verdict}: {result.sentence}", style="bold"))
+    out = console()
+    out.print(Text(f"{result.verdict}: {result.sentence}", style="bold"))
     for row in result.attacks:
-        console.print(Text(f"  {row.title}: {row.verdict}; {row.reason}"))
-    console.print(Text(f"in {path}: report.html, finding.json"), soft_wrap=True)
+        out.print(Text(f"  {row.title}: {row.verdict}; {row.reason}"))
+    out.print(Text(f"in {path}: report.html, finding.json"), soft_wrap=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, prepare
+from remnant.cli.common import DONE, add_verb, console, prepare
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -206,6 +206,9 @@ def wanted(
     from remnant import bounds
 
     log_gamma = math.log(_chance("--gamma", gamma))
+    if log_gamma <= log_kappa:
+        least = f"above kappa = {as_text(log_kappa)}, the chance of a guess without the model"
+        raise InputError(expected("--gamma", least, f"{gamma:g}"))
     needed: dict[str, Any] = {
         "gamma": gamma,
         "pure_epsilon": bounds.epsilon_for_gamma(log_kappa, log_gamma),
@@ -252,14 +255,13 @@ def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in lines(found):
         table.add_row(name, value)
-    console = Console(highlight=False)
+    out = console()
     if "gamma" in found:
         least = min(value["log"] for value in found["gamma"].values())
         promise = (
@@ -267,8 +269,8 @@ def show(found: dict[str, Any]) -> None:
             if least < 0
             else "The guarantee rules out nothing: gamma is 1."
         )
-        console.print(Text(promise, style="bold"))
-    console.print(table)
+        out.print(Text(promise, style="bold"))
+    out.print(table)
 
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remnant.errors import InputError, expected
 from remnant.progress import Step, listening
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 1000  # columns on a pipe or in a file; rows are not padded to it
 DONE, BAD_INPUT, INTERRUPTED = 0, 2, 130  # exit codes
 
 
@@ -61,6 +65,33 @@ def default_directory(spec: Mapping[str, Any]) -> Path:
     from remnant.store import spec_hash
 
     return Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
+
+
+def add_place(parser: argparse.ArgumentParser, default: str) -> None:
+    """Where tasks run; `default` says how many processes without a flag."""
+    where = parser.add_argument_group("where").add_mutually_exclusive_group()
+    where.add_argument("--jobs", type=int, help=f"processes on this machine (default: {default})")
+    where.add_argument("--on", help="dask://HOST:PORT, ray://auto, ray://local or ray://HOST:PORT")
+
+
+def place(arguments: argparse.Namespace) -> str | None:
+    """What the flags of `add_place` say, None where none was given."""
+    from remnant.sweep.executors import read_place
+
+    on: str | None = arguments.on
+    if arguments.jobs is not None:
+        if arguments.jobs < 1:
+            raise InputError(expected("--jobs", "1 or more", arguments.jobs))
+        on = f"jobs:{arguments.jobs}"
+    read_place(on)
+    return on
+
+
+def console() -> Console:
+    """Where tables are printed: as wide as they are where no terminal sets a width."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
 @contextmanager

@@ -44,6 +44,12 @@ def add(verbs: Any) -> None:
         default=argparse.SUPPRESS,
     )
     parser.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        help="end in a page: four adversaries against a small model (default: yes)",
+        default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
         "--data-dir", type=Path, help="where data files are looked for (or REMNANT_DATA)"
     )
     parser.set_defaults(run=run)
@@ -55,7 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
     from remnant.store import discard, open_run, read_finding
 
-    given = {name: value for name, value in vars(arguments).items() if name in {*FLAGS, "balanced"}}
+    given = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in {*FLAGS, "balanced", "page"}
+    }
     demo = Demo(seed=arguments.seed, **given)
     with bars(arguments.quiet):
         sides = divide(demo, arguments.data_dir)

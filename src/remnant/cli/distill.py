@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
+from remnant.cli.common import DONE, add_verb, bars, console, default_directory, prepare
 from remnant.errors import InputError, RemnantError, expected
 
 if TYPE_CHECKING:
@@ -131,21 +131,20 @@ def show(result: dict[str, Any], records: int, stored: Run, arguments: argparse.
         return
     if arguments.quiet:
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    out = console()
     if "table" in result:
         lines = result["table"]
     else:
         lines = [row | {name: 100 * row[name] for name in SHOWN} for row in result["rows"].values()]
-    _print_table(console, lines, records)
+    _print_table(out, lines, records)
     again = " (done before; remove the directory to run it again)" if stored.finished else ""
     files = ", ".join(sorted(p.name for p in stored.path.iterdir() if not p.name.startswith(".")))
-    console.print(Text(f"in {stored.path}{again}: {files}"), soft_wrap=True)
+    out.print(Text(f"in {stored.path}{again}: {files}"), soft_wrap=True)
 
 
-def _print_table(console: Console, lines: list[dict[str, Any]], records: int) -> None:
+def _print_table(out: Console, lines: list[dict[str, Any]], records: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -160,10 +159,10 @@ def _print_table(console: Console, lines: list[dict[str, Any]], records: int) ->
         ]
         near = [f"{line['near_records']:.3f}", f"{line['near_held_out']:.3f}"]
         table.add_row(line["method"], *scores, *near, f"{line['copies_records']:g}")
-    console.print(Text("Test accuracy in %, of networks that saw these images alone", style="bold"))
-    console.print(table)
+    out.print(Text("Test accuracy in %, of networks that saw these images alone", style="bold"))
+    out.print(table)
     words = (
         "record, held out: correlation of an image with the nearest of {n} records, or of {n} "
         "held out (medians); copies: images above 0.9 with a record"
     )
-    console.print(Text(words.format(n=records), style="dim"))
+    out.print(Text(words.format(n=records), style="dim"))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from remnant.cli.cases import is_linear, read_linear_model
 from remnant.cli.common import DONE, add_verb
 from remnant.errors import InputError, StoreError, expected
 
@@ -30,18 +31,15 @@ def add(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from remnant.cli.target import read_model
     from remnant.data import load
-    from remnant.models import load_weights, read_weights
 
     target = (arguments.out or Path()) / FILE
     if target.exists():
         raise StoreError(expected(f"{target}", "no file yet", "one", "remove it, or give --out"))
-    weights = read_weights(arguments.weights)
-    model, _ = read_model(arguments.model, weights)
-    load_weights(model, weights, what=f"--weights {arguments.weights}")
+    linear = is_linear(arguments.weights)
+    model = _linear_words(arguments) if linear else _network_words(arguments)
     examples = load(arguments.data, data_dir=arguments.data_dir)
-    text = spec_text(arguments, len(examples), examples.shape, _sentence(model))
+    text = spec_text(arguments, len(examples), examples.shape, model, linear=linear)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -53,13 +51,34 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _sentence(model: Any) -> str:
+def _linear_words(arguments: argparse.Namespace) -> str:
+    if arguments.model is not None or arguments.initial is not None:
+        do = "leave --model and --initial out"
+        raise InputError(expected("a linear model", "its file alone", "more", do))
+    model = read_linear_model(arguments.weights)
+    outputs, features = model.dense.weight.shape
+    said = f"{model.family} regression, {features} features, {outputs} row(s) of coefficients"
+    return f"{said}, penalty {model.penalty:g} on the sum of losses"
+
+
+def _network_words(arguments: argparse.Namespace) -> str:
+    from remnant.cli.target import read_model
+    from remnant.models import load_weights, read_weights
+
+    weights = read_weights(arguments.weights)
+    model, _ = read_model(arguments.model, weights)
+    load_weights(model, weights, what=f"--weights {arguments.weights}")
     layers = [type(m).__name__ for m in model.modules() if not list(m.children())]
     return f"{sum(p.numel() for p in model.parameters())} parameters: {', '.join(layers[:12])}"
 
 
 def spec_text(
-    arguments: argparse.Namespace, records: int, shape: tuple[int, ...], model: str
+    arguments: argparse.Namespace,
+    records: int,
+    shape: tuple[int, ...],
+    model: str,
+    *,
+    linear: bool = False,
 ) -> str:
     """The spec, each field with a word on what it is for; unset ones are commented out."""
 
@@ -70,25 +89,33 @@ def spec_text(
     def place(path: Path | None) -> str | None:
         return None if path is None else str(path.resolve())
 
-    data = arguments.data
-    return (
-        "# What remnant audits. Paths are relative to this file.\n\n"
-        f"# The released model: {' '.join(model.split())}\n"
-        + line("model", arguments.model, "needed unless a plain dense stack", "net.py:factory")
+    network = (
+        line("model", arguments.model, "needed unless a plain dense stack", "net.py:factory")
         + line("weights", place(arguments.weights), "safetensors, state dict, Lightning")
         + "\n# What else an adversary may hold: give all that is true of your release.\n"
         + line("initial", place(arguments.initial), "the weights before training", "before.pt")
         + line("gradient", None, "what a federated client sends", "gradient.safetensors")
+        + line("recipe", None, "how it was trained, as JSON", "recipe.json")
+    )
+    scaled = (
+        "\n# How a record became the model's input: (x - mean) / std\n"
+        + line("mean", None, "a number, one per channel, a safetensors file, or public", "0.5")
+        + line("std", None, "alike", "0.25")
+        + line("loss", None, "found by the labels if left out", "ce")
+    )
+    data = arguments.data
+    return (
+        "# What remnant audits. Paths are relative to this file.\n\n"
+        f"# The released model: {' '.join(model.split())}\n"
+        + (line("weights", place(arguments.weights), "JSON, npz or skops") if linear else network)
         + f"\n# The records trained on: {records} of shape {'x'.join(map(str, shape))}\n"
         + line("data", _data_place(data), "npz with x and y, a folder, a bundled name")
         + line("holdout", _data_place(arguments.holdout), "like them, not trained on", "test.npz")
         + line("public", None, "others that were not trained on", "other.npz")
-        + "\n# How a record became the model's input: (x - mean) / std\n"
-        + line("mean", None, "a number, one per channel, a safetensors file, or public", "0.5")
-        + line("std", None, "alike", "0.25")
-        + line("loss", None, "found by the labels if left out", "ce")
+        + ("" if linear else scaled)
         + "\n# How the audit is done\n"
-        + line("attacks", None, "all that apply if left out", "[ntk, kkt]")
+        + line("attacks", None, "all that apply if left out", "[glm]" if linear else "[ntk, kkt]")
+        + line("targets", None, "records left out in turn, where all others are known", "3")
         + line("threshold", 0.9, "correlation above which a record counts as recovered")
         + line("seed", arguments.seed, "of every random draw")
         + line("budget", None, "the most time for attacks", "10m")

@@ -169,7 +169,14 @@ def run(arguments: argparse.Namespace) -> int:
     from remnant.attacks import ATTACKS
     from remnant.auditing import without_truth
     from remnant.cli.show import show_finding, show_record
-    from remnant.store import finish, open_run, read_finding, write_candidates, write_finding
+    from remnant.store import (
+        finish,
+        keeping_states,
+        open_run,
+        read_finding,
+        write_candidates,
+        write_finding,
+    )
 
     with bars(arguments.quiet):
         target, hashes = ADVERSARIES[arguments.attack].read(arguments)
@@ -190,12 +197,13 @@ def run(arguments: argparse.Namespace) -> int:
             finding = read_finding(stored)
         else:
             generator = torch.Generator().manual_seed(arguments.seed)
-            candidates = attack(target, generator=generator)
-            finding = without_truth(candidates, attack=arguments.attack)
-            write_candidates(stored, candidates)
-            write_sheet(stored, candidates, arguments.attack)
-            write_finding(stored, finding)
-            finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
+            with keeping_states(stored):
+                candidates = attack(target, generator=generator)
+                finding = without_truth(candidates, attack=arguments.attack)
+                write_candidates(stored, candidates)
+                write_sheet(stored, candidates, arguments.attack)
+                write_finding(stored, finding)
+                finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
     show_finding(finding, stored, arguments)
     if arguments.attack == "glm":
         show_record(target, stored, arguments)

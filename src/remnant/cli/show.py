@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from remnant.cli.common import console
 from remnant.store import Run
 from remnant.types import Finding, Target
 
@@ -29,17 +29,20 @@ def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> N
         return
     if arguments.quiet:
         return
-    console = Console(highlight=False)
-    console.print(Text(headline(finding), style="bold"))
-    console.print(Text(finding.reason))
+    out = console()
+    out.print(Text(headline(finding), style="bold"))
+    out.print(Text(finding.reason))
     if finding.records is not None:
-        console.print(scores_table(finding))
+        out.print(scores_table(finding))
     seconds = read_seconds(run)
     if seconds:
-        console.print(Text(seconds, style="dim"))
+        out.print(Text(seconds, style="dim"))
     written = [name for name in FILES if (run.path / name).exists()]
     again = " (done before; remove the directory to run it again)" if run.finished else ""
-    console.print(Text(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
+    out.print(Text(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
+    page = run.path / "audit" / "report.html"
+    if page.exists():
+        out.print(Text(f"the page: {page}", style="bold"), soft_wrap=True)
 
 
 def show_record(target: Target, run: Run, arguments: argparse.Namespace) -> None:

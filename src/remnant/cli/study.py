@@ -7,7 +7,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
+from remnant.cli.common import (
+    DONE,
+    add_place,
+    add_verb,
+    bars,
+    console,
+    default_directory,
+    place,
+    prepare,
+)
 
 if TYPE_CHECKING:
     from remnant.experiments.studies import StudyResult
@@ -23,6 +32,7 @@ SUMMARIES = {
     "kernel-distance": "000, Figure 3: error against how far training moved the kernel",
     "early-stopping": "000, Figure 15: error against the loss at which training stops",
     "leak-factors": "000, Figures 5, 7, 11: which records leak; the number of classes",
+    "fine-tuning": "000, Figure 4: a pretrained residual network tuned on a few images",
     "informed-factors": "001, Tables II and V: one unknown record, factor by factor",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
@@ -31,6 +41,8 @@ SUMMARIES = {
     "kkt-decay": "004: weight decay in a middle range leaks most",
     "kkt-exposure": "004: which records leak, by margin or loss",
     "kkt-assumptions": "which assumption of the attack fails, and what it says of that",
+    "defences": "which defence stops which attack, and what it costs in accuracy",
+    "private-descent": "001, Figure 9: accuracy, reconstruction and the bounds over epsilon",
     "onion": "000, Figure 6: remove the most exposed records, train again, attack again",
 }
 FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")
@@ -45,6 +57,7 @@ def add(verbs: Any) -> None:
         parser.add_argument(
             "--data-dir", type=Path, help="where cifar10 is looked for (or REMNANT_DATA)"
         )
+        add_place(parser, "1")
         parser.set_defaults(run=run)
 
 
@@ -53,12 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     from remnant.experiments.studies import (
         STUDIES,
         StudyResult,
-        read_rows,
         run_study,
         study_data,
         study_spec,
     )
     from remnant.store import open_run
+    from remnant.sweep.table import read_rows
 
     name, seed = arguments.study, arguments.seed
     settings = STUDIES[name].quick if arguments.quick else STUDIES[name].settings
@@ -69,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         if stored.finished:
             result = StudyResult(name=name, rows=tuple(read_rows(stored)))
         else:
-            result = run_study(name, settings, data, stored, seed=seed)
+            on = place(arguments) or "jobs:1"
+            result = run_study(name, settings, data, stored, seed=seed, on=on)
     show_study(result, missing, stored, arguments)
     return DONE
 
@@ -83,7 +97,6 @@ def show_study(
         return
     if arguments.quiet:
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -95,15 +108,15 @@ def show_study(
         table.add_column(column.replace("_", " "))
     for row in result.rows:
         table.add_row(*(cell(row.get(column)) for column in study.columns))
-    console = Console(highlight=False)
-    console.print(Text(study.title, style="bold"))
-    console.print(table)
+    out = console()
+    out.print(Text(study.title, style="bold"))
+    out.print(table)
     for name in missing:
-        console.print(Text(f"{name} is not in --data-dir: left out", style="dim"))
+        out.print(Text(f"{name} is not in --data-dir: left out", style="dim"))
     seconds = sum(row["cpu_seconds"] for row in result.rows)
-    console.print(Text(f"attacks: {seconds:.1f} CPU seconds", style="dim"))
+    out.print(Text(f"attacks: {seconds:.1f} CPU seconds", style="dim"))
     again = " (done before; remove the directory to run it again)" if stored.finished else ""
-    console.print(Text(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
+    out.print(Text(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
 
 
 def cell(value: Any) -> str:

@@ -103,8 +103,10 @@ def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
     path = getattr(arguments, "recipe", None)
     if path is not None:
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("a folder, a device or a pipe")
             described = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             got = getattr(error, "strerror", None) or "something else"
             do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
             raise InputError(expected(f"--recipe {path}", "a JSON file", got, do)) from None
@@ -157,6 +159,11 @@ def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ..
             do = "give --model, such as file.py:factory"
             raise InputError(expected("--weights", "a plain stack of dense layers", "another", do))
     spec = parse_model(text)
+    size = sum(value.numel() for value in weights.values())
+    # Before it asks for the memory; a model a little too large is told by its shapes.
+    if spec.parameters > 10 * size:
+        wanted = f"the model of these weights, {size} numbers"
+        raise InputError(expected(f"--model {text}", wanted, f"one of {spec.parameters}"))
     model = build(spec, generator=torch.Generator().manual_seed(0))
     first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
     if not spec.input_shape and isinstance(first, torch.nn.Linear):

@@ -372,7 +372,7 @@ def table_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 
 def run_table(scene: Scene, examples: Examples, run: Run, *, seeds: int) -> list[Row]:
     """Measure every cell that the run does not hold yet; writes rows, table and figure."""
-    from remnant.experiments.studies import as_csv, read_rows, write_rows
+    from remnant.sweep.table import as_csv, read_rows, write_rows
 
     rows = read_rows(run)
     cells = table_cells(scene, seeds)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,19 +9,21 @@ from typing import Any
 
 from remnant.data import BUNDLED, load
 from remnant.errors import DataError
+from remnant.experiments import defences
+from remnant.experiments import fine_tuning as tuning
 from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
 from remnant.experiments import informed_scenes as scenes
 from remnant.experiments import informed_studies as informed
 from remnant.experiments import kkt_studies as kkt
 from remnant.experiments import ntk_studies as ntk
+from remnant.experiments import private_study as private
 from remnant.progress import task
 from remnant.report.lines import Panel, draw_lines
-from remnant.store import Run, finish, hash_tensors, write_bytes, write_text
+from remnant.store import Run, finish, hash_tensors, keeping_states, write_bytes, write_text
+from remnant.sweep.executors import run_tasks
+from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
 from remnant.types import Examples
-
-Row = dict[str, Any]
-ROWS_FILE, TABLE_FILE, FIGURE_FILE = "rows.jsonl", "table.csv", "figure.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ SCORES = (
 )
 
 INFORMED = (
-    "mse", "median_mse", "oracle", "success", "exact", "certified", "wrongly_certified",
-    "labels_right", "cpu_seconds",
+    "mse", "median_mse", "oracle", "success", "exact", "kl", "lpips", "game", "loss_auc",
+    "certified", "wrongly_certified", "labels_right", "cpu_seconds",
 )  # fmt: skip
 KKT = (
     "recovered", "above_0.8", "null", "null_above_0.8", "agreed", "imbalance", "status",
@@ -157,6 +156,19 @@ STUDIES: Mapping[str, Study] = {
             *ERRORS,
         ),
     ),
+    "fine-tuning": Study(
+        title="A few images fine-tuned on, or a few steps: what comes back",
+        settings=tuning.FineTuning(),
+        quick=tuning.QUICK_TUNING,
+        cells=tuning.tuning_cells,
+        measure=tuning.measure_tuning,
+        plot=tuning.plot_tuning,
+        columns=(
+            "case", "attack", "records", "recovered", "null_recovered", "correlation",
+            "null_correlation", "mean_error", "null_error", "features", "certified", "status",
+            "cpu_seconds",
+        ),
+    ),
     "informed-factors": Study(
         title="One unknown record: replay, ridge and reconstructor network, factor by factor",
         settings=scenes.Factors(),
@@ -229,6 +241,30 @@ STUDIES: Mapping[str, Study] = {
         plot=kkt.plot_exposure,
         columns=("task", "seed", "id", "hardness", "fifth", "correlation", "ssim"),
     ),
+    "defences": Study(
+        title="Defences against every attack: records back, beside the accuracy",
+        settings=defences.DefenceTable(),
+        quick=defences.QUICK_TABLE,
+        cells=defences.table_cells,
+        measure=defences.measure_table,
+        plot=defences.plot_table,
+        columns=(
+            "defence", "strength", *defences.ATTACKS, *(f"{a}_accuracy" for a in defences.ATTACKS),
+            "cpu_seconds",
+        ),
+    ),
+    "private-descent": Study(
+        title="Private descent over epsilon: accuracy, what comes back, and the bounds",
+        settings=private.PrivateStudy(),
+        quick=private.QUICK_PRIVATE,
+        cells=private.private_cells,
+        measure=private.measure_private,
+        plot=private.plot_private,
+        columns=(
+            "budget", "noise", "accuracy", "replay", "ridge", "oracle", "near", "gamma",
+            "gamma_of_k", "violated", "cpu_seconds",
+        ),
+    ),
 }  # fmt: skip
 
 
@@ -267,22 +303,29 @@ def study_spec(name: str, settings: Any, data: Mapping[str, Examples], seed: int
 
 
 def run_study(
-    name: str, settings: Any, data: Mapping[str, Examples], run: Run, *, seed: int = 0
+    name: str,
+    settings: Any,
+    data: Mapping[str, Examples],
+    run: Run,
+    *,
+    seed: int = 0,
+    on: str = "jobs:1",
 ) -> StudyResult:
-    """Measure every cell that the run does not hold yet; writes rows, table, figure, run.json."""
+    """Measure every cell that the run does not hold yet; writes rows, table, figure, run.json.
+
+    on: where cells are measured (`remnant.sweep.executors`).
+    """
     study = STUDIES[name]
     cells = [c for c in study.cells(settings, seed) if c.get("data") in (None, *data)]
     held = read_rows(run)
-    rows: list[Row] = []
-    with task(name, len(cells)) as step:
-        for cell in cells:
-            mine = [row for row in held if all(row.get(k) == v for k, v in cell.items())]
-            if not mine:
-                mine = study.measure(settings, cell, data)
-                held += mine
-                write_rows(run, held)
-            rows += mine
-            step(note=" ".join(str(value) for value in cell.values()))
+    todo = [cell for cell in cells if not _of(cell, held)]
+    with task(name, len(cells)) as step, keeping_states(run):
+        step(len(cells) - len(todo))
+        for at, mine in run_tasks(_measure, todo, on=on, shared=(name, settings, data)):
+            held += mine
+            write_rows(run, held)
+            step(note=" ".join(str(value) for value in todo[at].values()))
+    rows = [row for cell in cells for row in _of(cell, held)]
     write_rows(run, rows)
     write_text(run, TABLE_FILE, as_csv(rows))
     write_bytes(run, FIGURE_FILE, draw_lines(study.plot(rows), title=study.title))
@@ -291,29 +334,11 @@ def run_study(
     return StudyResult(name=name, rows=tuple(rows))
 
 
-def read_rows(run: Run) -> list[Row]:
-    """The rows that the run holds. A line that is damaged is as good as missing."""
-    path = run.path / ROWS_FILE
-    rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+def _of(cell: Row, rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if all(row.get(k) == v for k, v in cell.items())]
 
 
-def write_rows(run: Run, rows: Sequence[Row]) -> None:
-    write_text(run, ROWS_FILE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    """One line a row, all its fields; empty where there is nothing."""
-    stream = io.StringIO()
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+def _measure(cell: Mapping[str, Any], shared: tuple[str, Any, Mapping[str, Examples]]) -> list[Row]:
+    """One cell; in a worker or here."""
+    name, settings, data = shared
+    return STUDIES[name].measure(settings, dict(cell), data)

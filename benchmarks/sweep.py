@@ -1,0 +1,271 @@
+"""What many runs cost: two workers, fleets against single models, searches against defaults.
+
+    python benchmarks/sweep.py workers             # throughput of 1 and 2 processes
+    python benchmarks/sweep.py fleet               # models/s and memory, stacked and one at a time
+    python benchmarks/sweep.py candidates          # time and memory of the final-weights attack
+    python benchmarks/sweep.py search --seeds 1 2 3  # binary KKT, N = 50, at equal CPU time
+
+Run it on idle cores. Times of `workers` are of the clock, all others CPU seconds of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from remnant.attacks.kkt import KKT, duals_for
+from remnant.data import load
+from remnant.experiments.kkt_studies import Victim, above, make_victim
+from remnant.models import build
+from remnant.seeds import generator_for
+from remnant.solvers.kkt.network import read_network
+from remnant.solvers.kkt.problem import pose
+from remnant.solvers.kkt.search import descend
+from remnant.store import hash_tensors, open_run
+from remnant.sweep.executors import map_tasks, run_tasks
+from remnant.sweep.fleets import Fleet, spread_fleet
+from remnant.sweep.search import Search, run_trial, search, search_spec
+from remnant.training import GradientDescent, train
+from remnant.training.fleet import train_fleet
+from remnant.types import Examples, Knowledge, Scaling, Target
+
+SIZES = ((10, 300), (50, 300), (100, 300), (50, 1000), (100, 1000), (200, 1000), (100, 2000))
+SPACE = {  # of the search: around the default, and more rank than records
+    "range_weight": {"low": 4.0, "high": 25.0, "log": True},
+    "whiten": {"low": 0.3, "high": 0.8},
+    "inner_rank": [20, 40, 80],
+    "rank": [50, 55, 60, 65],
+}
+
+
+def victim_of(seed: int, records: int, width: int, task: str = "bce") -> Victim:
+    return make_victim(load("mnist"), records=records, width=width, task=task, seed=seed)
+
+
+def compare_workers(args: argparse.Namespace) -> None:
+    """The same attacks on one process and on two; processes are started before the clock."""
+    target = victim_of(0, 10, 100).target
+    specs = [
+        {"attack": "kkt", "settings": {"steps": args.steps}, "seed": seed, "run": "bench"}
+        for seed in range(args.tasks)
+    ]
+    rates = {}
+    for jobs in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            run = open_run(Path(folder) / "run", {"verb": "bench"})
+            where = f"jobs:{jobs}"
+            list(run_tasks(run_trial, specs[:2], on=where, shared=target))
+            begun = time.perf_counter()
+            done = map_tasks(run_trial, specs, run=run, on=where, shared=target)
+            rates[jobs] = len(specs) / (time.perf_counter() - begun)
+            each = sum(outcome.value["cpu_seconds"] for outcome in done) / len(done)
+        print(f"{jobs} worker(s): {rates[jobs]:.3f} tasks/s, {each:.2f} CPU s a task", flush=True)
+    factor = rates[2] / rates[1]
+    print(f"two workers: {factor:.2f} times one, efficiency {factor / 2:.0%}")
+
+
+def fleet_of(models: int, fixed: int) -> Fleet:
+    digits = load("mnist")
+    others = digits.take(range(fixed, fixed + models))
+    return Fleet(
+        model=build("mlp:784-10-10:elu", generator=torch.Generator().manual_seed(0)),
+        fixed=digits.take(range(fixed)),
+        inputs=others.inputs,
+        labels=others.labels,
+        recipe=GradientDescent(lr=0.2, momentum=0.9, steps=100),
+        scaling=Scaling(),
+    )
+
+
+def compare_fleet(args: argparse.Namespace) -> None:
+    fleet = fleet_of(args.models, 1000)
+    begun = time.process_time()
+    for k in range(args.alone):
+        one = Examples(
+            inputs=torch.cat([fleet.fixed.inputs, fleet.inputs[k : k + 1]]),
+            labels=torch.cat([fleet.fixed.labels, fleet.labels[k : k + 1]]),
+            ids=(*fleet.fixed.ids, "differing"),
+        )
+        order = torch.Generator().manual_seed(0)
+        alone = train(fleet.model, one, fleet.recipe, scaling=fleet.scaling, generator=order)
+    single = args.alone / (time.process_time() - begun)
+    print(f"one at a time: {single:.2f} models/s", flush=True)
+    begun = time.process_time()
+    weights = fleet.train(slice(None), args.memory << 20)
+    rate = len(fleet) / (time.process_time() - begun)
+    off = max(float((weights[n][args.alone - 1] - v).abs().max()) for n, v in alone.final.items())
+    print(
+        f"stacked: {rate:.1f} models/s, {rate / single:.1f} times as fast, weights {off:.0e} apart"
+    )
+    left, right = torch.randn(2000, 784), torch.randn(784, 1000)
+    begun = time.process_time()
+    for _ in range(20):
+        left @ right
+    speed = 20 * 2 * 2000 * 784 * 1000 / (time.process_time() - begun)
+    flops = 100 * 4 * 1001 * 784 * 10
+    print(f"this core multiplies {speed / 1e9:.0f} GFLOP/s: at most {speed / flops:.1f} models/s")
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.perf_counter()
+        spread_fleet(fleet, cache=folder, on="jobs:2", memory=args.memory << 20)
+        both = len(fleet) / (time.perf_counter() - begun)
+        print(f"two workers, their start included: {both:.1f} models/s")
+    for limit in (16, 64, 256):
+        print(f"memory limit {limit} MB: {peak(limit, args.models):.0f} MB used beyond the data")
+
+
+def peak(limit: int, models: int) -> float:
+    """MB that training a fleet adds to a process that has read its data."""
+    words = [sys.executable, __file__, "peak", "--memory", str(limit), "--models", str(models)]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+def print_peak(args: argparse.Namespace) -> None:
+    fleet = fleet_of(args.models, 1000)
+    few = fleet_of(1, 1000)
+    few.train(slice(None))  # what the libraries need themselves
+    before = memory_now(reset=True)
+    train_fleet(
+        fleet.model, fleet.fixed, fleet.inputs, fleet.labels,
+        GradientDescent(lr=0.2, momentum=0.9, steps=3),
+        scaling=fleet.scaling, generator=torch.Generator(), dtype=torch.float32,
+        memory=args.memory << 20,
+    )  # fmt: skip
+    print(memory_now() - before)
+
+
+def measure_candidates(args: argparse.Namespace) -> None:
+    """CPU seconds and memory of a step of the default attack, and a model fitted to them.
+
+    Seconds a start and step = a + b m (r W + W W) + c m m (r + W) with m candidates of rank r at
+    width W: products with the layers, and inner products of all candidates' gradients.
+    """
+    rows, seconds = [], []
+    for records, width in SIZES:
+        words = [sys.executable, __file__, "candidate", "--records", str(records)]
+        done = subprocess.run([*words, "--width", str(width)], capture_output=True, text=True)
+        each, memory = map(float, done.stdout.split())
+        print(
+            f"{records:5} records, width {width:5}: {1e3 * each:8.2f} ms, {memory:6.0f} MB",
+            flush=True,
+        )
+        rows.append(terms(records, width))
+        seconds.append(each)
+    # Relative errors count, not those of the largest.
+    weighted = [[value / s for value in row] for row, s in zip(rows, seconds, strict=True)]
+    fitted, _ = nnls(np.array(weighted), np.ones(len(rows)))
+    print("a, b, c =", ", ".join(f"{value:.3g}" for value in fitted))
+    for row, s, size in zip(rows, seconds, SIZES, strict=True):
+        print(f"{size}: fitted {np.dot(row, fitted) / s:.2f} of measured")
+    for records, width in ((500, 1000), (5000, 10_000)):
+        whole = float(np.dot(terms(records, width), fitted)) * 4 * 1000 / 3600
+        print(
+            f"{records} records, width {width}: {whole:.1f} core hours for 4 starts of 1000 steps"
+        )
+
+
+def terms(records: int, width: int) -> list[float]:
+    m, r = 2.0 * records, min(records, width)
+    return [1.0, m * (r * width + width * width), m * m * (r + width)]
+
+
+def print_candidate(args: argparse.Namespace) -> None:
+    """A step of one start on an untrained network, without what is done once, and its memory."""
+    sizes = f"mlp:3072-{args.width}-{args.width}-10:nobias"
+    model = build(sizes, generator=torch.Generator().manual_seed(0))
+    known = Knowledge(records=args.records, loss="ce")
+    target = Target(model=model, input_shape=(3, 32, 32), knowledge=known)
+    layers = read_network(target.model)
+    assert not isinstance(layers, str)
+    duals = duals_for(target, 10, 2 * args.records, None)
+    rank = min(args.records, args.width)
+    problem = pose(
+        layers, target.input_shape, rank=rank, inner_rank=40, bias_decayed=False, box=None
+    )
+    how = KKT().search(duals, layers)
+    before = memory_now(reset=True)
+    times = []
+    for steps in (2, 2, 2 + args.few):  # the first one warms up
+        begun = time.process_time()
+        plan = replace(how, steps=steps, finish=0)
+        descend(problem, duals, plan, starts=1, generator=torch.Generator().manual_seed(0))
+        times.append(time.process_time() - begun)
+    memory = memory_now() - before
+    print((times[2] - times[1]) / args.few, memory)
+
+
+def memory_now(*, reset: bool = False) -> float:
+    """MB at the most so far, or now, from where the most is counted again (Linux)."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def compare_search(args: argparse.Namespace) -> None:
+    """Chosen by consensus alone; the truth only counts what was chosen."""
+    for seed in args.seeds:
+        victim = victim_of(seed, 50, 300)
+        hashes = {"weights": hash_tensors(victim.target.weights)}
+        how = Search(
+            attack="kkt", space=SPACE, trials=args.trials, seed=seed,
+            settings={"steps": args.steps},
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            run = open_run(Path(folder) / "run", search_spec(how, hashes))
+            found = search(victim.target, how, hashes, run=run, on="jobs:1")
+        told: Any = found.disclosed
+        print(f"seed {seed} search: {counts(victim, found.best.inputs)} in {found.seconds:.0f} s, "
+              f"chosen {told['chosen']} {told['settings']}", flush=True)  # fmt: skip
+        begun = time.process_time()
+        more = KKT(steps=args.steps, starts=4 * (args.trials + 1))
+        best = more(victim.target, generator=generator_for(seed, "attack"))
+        seconds = time.process_time() - begun
+        print(f"seed {seed} default, {more.starts} starts: {counts(victim, best.inputs)} in "
+              f"{seconds:.0f} s", flush=True)  # fmt: skip
+
+
+def counts(victim: Victim, inputs: torch.Tensor) -> str:
+    return f"{above(victim.truth, inputs, 0.8)} / {above(victim.truth, inputs, 0.9)} of 50"
+
+
+def main() -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=(*BENCHMARKS, "peak", "candidate"))
+    parser.add_argument("--tasks", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--models", type=int, default=200)
+    parser.add_argument("--alone", type=int, default=5, help="models trained one at a time")
+    parser.add_argument("--memory", type=int, default=256, help="MB")
+    parser.add_argument("--records", type=int, default=10)
+    parser.add_argument("--width", type=int, default=100)
+    parser.add_argument("--few", type=int, default=8, help="steps that are timed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--trials", type=int, default=8)
+    args = parser.parse_args()
+    {**BENCHMARKS, "peak": print_peak, "candidate": print_candidate}[args.what](args)
+
+
+BENCHMARKS = {
+    "workers": compare_workers,
+    "fleet": compare_fleet,
+    "candidates": measure_candidates,
+    "search": compare_search,
+}
+
+if __name__ == "__main__":
+    main()

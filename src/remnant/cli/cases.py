@@ -1,0 +1,188 @@
+"""What a spec of an audit describes, read: the released model, its records, and strangers."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from remnant.cli.target import read_bounds, read_target
+from remnant.errors import InputError, expected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from remnant.auditing.case import Case
+    from remnant.auditing.spec import AuditSpec
+    from remnant.models.linear_files import LinearModel
+    from remnant.types import Examples, Target
+
+
+def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
+    """The case that the spec describes, and hashes of all that was read."""
+    from remnant.auditing.case import Case
+    from remnant.data import load
+    from remnant.store import hash_tensors
+
+    truth = load(spec.data, data_dir=spec.data_dir)
+    check_of: Callable[[Examples, str], None]
+    others = {
+        name: load(source, data_dir=spec.data_dir)
+        for name in ("holdout", "public")
+        if (source := getattr(spec, name)) is not None
+    }
+    if not others:
+        do = "a verdict needs a null; give --holdout or --public"
+        raise InputError(expected("audit", "records that were not trained on", "none", do))
+    if len(others) == 1:  # one set serves as both, half each
+        (only,) = others.values()
+        middle = len(only) // 2
+        if middle < 1:
+            raise InputError(expected("--holdout", "two records or more", len(only)))
+        others = {
+            "holdout": only.take(range(middle)),
+            "public": only.take(range(middle, len(only))),
+        }
+    if is_linear(spec.weights):
+        target, hashes = read_linear_target(spec)
+        loss = "mse"  # its own objective stands in its file
+        check_of = partial(_check_linear, target)
+    else:
+        settings = {"shape": spec.shape or _shape(truth), "bounds": spec.bounds or _bounds(truth)}
+        target, hashes = read_target(argparse.Namespace(**{**spec.model_dump(), **settings}))
+        outputs = _outputs(target)
+        loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
+        check_of = partial(_check_labels, loss, outputs)
+        truth, *rest = (
+            replace(part, inputs=part.inputs.reshape(-1, *target.input_shape))
+            for part in (truth, *others.values())
+            if _fits(part, target)
+        )
+        others = dict(zip(others, rest, strict=True))
+    for name, part in (("data", truth), *others.items()):
+        check_of(part, name)
+    case = Case(
+        target=target,
+        truth=truth,
+        holdout=others["holdout"],
+        public=others["public"],
+        loss=loss,
+        ledger=_ledger(spec),
+        delta=spec.privacy.delta if spec.privacy else 1e-5,
+    )
+    hashes |= {
+        name: hash_tensors({"x": part.inputs, "y": part.labels})
+        for name, part in (("data", truth), *others.items())
+    }
+    return case, hashes
+
+
+def _ledger(spec: AuditSpec) -> Any:
+    from remnant.bounds import Ledger
+
+    if spec.privacy is None:
+        return None
+    return Ledger(
+        noise_multiplier=spec.privacy.noise,
+        steps=spec.privacy.steps,
+        sampling_rate=spec.privacy.sampling,
+        clip=spec.privacy.clip,
+        adjacency=spec.privacy.adjacency,
+    )
+
+
+def _shape(examples: Examples) -> str:
+    return "x".join(map(str, examples.shape))
+
+
+def _bounds(examples: Examples) -> str | None:
+    """Pixels lie between 0 and 1, which is no secret."""
+    return None if examples.bounds is None else ",".join(map(str, examples.bounds))
+
+
+def is_linear(weights: Path) -> bool:
+    """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
+    return weights.suffix.lower() in (".json", ".npz", ".skops")
+
+
+def read_linear_model(weights: Path) -> LinearModel:
+    from remnant.models.linear_files import read_linear
+    from remnant.models.skops_files import read_skops
+
+    return read_skops(weights) if weights.suffix.lower() == ".skops" else read_linear(weights)
+
+
+def read_linear_target(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
+    """The linear model of the spec, and hashes of what was read."""
+    from remnant.store import hash_tensors
+    from remnant.types import Target
+
+    for name in ("model", "initial", "gradient", "recipe", "mean", "std", "shape", "loss"):
+        if getattr(spec, name) is not None:
+            do = "its file says it all; leave this out"
+            raise InputError(expected(f"{name} of a linear model", "nothing", "a value", do))
+    model = read_linear_model(spec.weights)
+    target = Target(
+        model=model,
+        input_shape=(model.dense.in_features,),
+        bounds=read_bounds(spec.bounds),
+        scaling=model.scaling,
+    )
+    scaling = {"mean": model.scaling.mean, "std": model.scaling.std}
+    return target, {"weights": hash_tensors(target.weights), "scaling": hash_tensors(scaling)}
+
+
+def _check_linear(target: Target, examples: Examples, name: str) -> None:
+    from remnant.attacks.glm import check_labels
+
+    if not _fits(examples, target):
+        return
+    try:
+        check_labels(cast("LinearModel", target.model), examples.labels)
+    except InputError as error:
+        raise InputError(f"--{name}: {error}") from None
+
+
+def _fits(examples: Examples, target: Target) -> bool:
+    if math.prod(examples.shape) != math.prod(target.input_shape):
+        wanted = f"records of shape {target.input_shape}"
+        raise InputError(expected(examples.name, wanted, examples.shape))
+    return True
+
+
+def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
+    from remnant.training import check_labels
+
+    try:
+        check_labels(loss, outputs.expand(len(examples), -1), examples.labels)
+    except InputError as error:
+        raise InputError(f"--{name}: {error}") from None
+
+
+def _outputs(target: Target) -> Tensor:
+    """The model's outputs for one input of zeros, 1 x c."""
+    import torch
+
+    parameter = next(target.model.parameters())
+    with torch.no_grad():
+        try:
+            outputs: Tensor = target.model.eval()(
+                torch.zeros(1, *target.input_shape, dtype=parameter.dtype)
+            )
+        except RuntimeError as error:
+            got = str(error).splitlines()[0]
+            raise InputError(
+                expected("--model", f"a model of inputs {target.input_shape}", got)
+            ) from None
+    return outputs if outputs.ndim > 1 else outputs.reshape(1, -1)
+
+
+def _loss_by(real: bool, outputs: int) -> str:
+    if real:
+        return "mse"
+    return "bce" if outputs == 1 else "ce"

@@ -1,0 +1,198 @@
+"""`remnant runs`: what has been run: list, compare, remove."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remnant.cli.common import DONE, add_verb, console
+from remnant.errors import InputError, StoreError, expected
+
+if TYPE_CHECKING:
+    from remnant.store import Run
+
+FOLDER = Path("remnant-runs")  # where runs without --out go
+
+
+def add(verbs: Any) -> None:
+    group = verbs.add_parser("runs", help="list, compare and remove runs")
+    group.set_defaults(run=run_list, folder=FOLDER, json=False, quiet=False)
+    actions = group.add_subparsers(dest="action", metavar="ACTION")
+    listing = add_verb(
+        actions, "list", "the runs in a folder and below it", "remnant runs list remnant-runs"
+    )
+    listing.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    listing.set_defaults(run=run_list)
+    compare = add_verb(
+        actions, "compare", "where two runs differ", "remnant runs compare found other"
+    )
+    compare.add_argument("one", type=Path)
+    compare.add_argument("other", type=Path)
+    compare.set_defaults(run=run_compare)
+    remove = add_verb(
+        actions, "remove", "delete runs, and nothing else", "remnant runs remove found --yes"
+    )
+    remove.add_argument("folders", nargs="+", type=Path, metavar="folder")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
+    remove.set_defaults(run=run_remove)
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    rows = [about(run) for run in runs_in(arguments.folder)]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return DONE
+    if arguments.quiet:
+        return DONE
+    if not rows:
+        print(f"no runs in {arguments.folder}")
+        return DONE
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    console().print(table)
+    return DONE
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """Every run in the folder and below, by path; what is none is passed over."""
+    from remnant.store import RUN_FILE, read_run
+
+    if not folder.is_dir():
+        raise InputError(expected(f"{folder}", "a folder of runs", "none"))
+    found = []
+    for path in sorted(folder.rglob(RUN_FILE)):
+        try:
+            found.append(read_run(path.parent))
+        except StoreError:
+            continue
+    return found
+
+
+def about(run: Run) -> dict[str, Any]:
+    """A run in a line: what it was, whether it is done, what came of it, how large it is."""
+    files = [path for path in run.path.iterdir() if path.is_file()]
+    return {
+        "run": str(run.path),
+        "verb": str(run.spec.get("verb", "?")),
+        "seed": run.record.get("seeds", {}).get("seed", run.spec.get("seed", "")),
+        "state": "done" if run.finished else "unfinished",
+        "result": outcome(run),
+        "megabytes": round(sum(path.stat().st_size for path in files) / 1e6, 2),
+    }
+
+
+def outcome(run: Run) -> str:
+    """What the run found, in a few words: a verdict, a status, or how many rows."""
+    from remnant.store import FINDING_FILE
+
+    finding = run.path / FINDING_FILE
+    try:
+        if finding.is_file():
+            values = json.loads(finding.read_text())
+            return str(values.get("verdict") or values.get("status") or "")
+        rows = run.path / "rows.jsonl"
+        if rows.is_file():
+            return f"{len(rows.read_text().splitlines())} rows"
+    except (OSError, ValueError, AttributeError):
+        return "unreadable"
+    return ""
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    from remnant.store import FINDING_FILE, read_run
+
+    sides = [read_run(path) for path in (arguments.one, arguments.other)]
+    found = {}
+    for part in ("spec", "versions", "hashes", "timings", "finding"):
+        values = []
+        for side in sides:
+            file = side.path / FINDING_FILE
+            if part == "finding":
+                values.append(_summary(file))
+            else:
+                values.append(side.record.get(part, {}))
+        found[part] = differences(*values)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif not arguments.quiet:
+        for part, rows in found.items():
+            for name, (one, other) in rows.items():
+                print(f"{part} {name}: {_brief(one)} | {_brief(other)}")
+        if not any(found.values()):
+            print("no difference")
+    return DONE
+
+
+def _summary(file: Path) -> Any:
+    """A finding but for its long lists."""
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    long = ("per_record", "trace", "figures", "spec", "advice", "versions", "hashes")
+    return {name: value for name, value in values.items() if name not in long}
+
+
+def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+    """Where two JSON values differ, by the place; None where there is nothing."""
+    left, right = dict(_flat(one, "")), dict(_flat(other, ""))
+    return {
+        name: (left.get(name), right.get(name))
+        for name in dict.fromkeys((*left, *right))
+        if left.get(name) != right.get(name)
+    }
+
+
+def _flat(value: Any, at: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [pair for key in value for pair in _flat(value[key], f"{at}.{key}" if at else key)]
+    return [(at, value)]
+
+
+def _brief(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def run_remove(arguments: argparse.Namespace) -> int:
+    for folder in arguments.folders:
+        check_removable(folder)
+    for folder in arguments.folders:
+        if not arguments.yes and not _confirmed(folder):
+            print(f"kept {folder}")
+            continue
+        shutil.rmtree(folder)
+        if not arguments.quiet:
+            print(f"removed {folder}")
+    return DONE
+
+
+def check_removable(folder: Path) -> None:
+    """A run's own directory with files alone in it, or an error: runs have no folders."""
+    from remnant.store import read_run
+
+    if folder.is_symlink():
+        raise StoreError(expected(f"{folder}", "a run's own directory", "a link to one"))
+    run = read_run(folder)
+    odd = [path.name for path in run.path.iterdir() if path.is_dir() or path.is_symlink()]
+    if odd:
+        do = "remove it by hand"
+        raise StoreError(expected(f"{folder}", "a run's files alone", f"also {odd[0]}", do))
+    if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise StoreError(expected(f"{folder}", "a folder that we are not in", "this one"))
+
+
+def _confirmed(folder: Path) -> bool:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise InputError(expected("runs remove", "--yes", "nobody to ask"))
+    return input(f"remove {folder}? [y/N] ").strip().lower() in ("y", "yes")

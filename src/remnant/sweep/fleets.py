@@ -1,0 +1,170 @@
+"""Shadow models by the thousand: chunks that fit a memory limit, spread over workers, kept.
+
+A fleet lives in a folder named by the hash of all that decides it: the model's text and starting
+weights, the fixed records, the differing ones, the recipe, the scaling, the seed, the precision
+and the versions of what computes it. A folder that is there is believed only if its file has the
+hash that was written down and one of its models, drawn anew each time, comes out the same when it
+is trained again: code that changed without its version changing is caught.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import StoreError, expected
+from remnant.seeds import generator_for
+from remnant.store import (
+    Run,
+    finish,
+    hash_tensors,
+    open_run,
+    read_run,
+    spec_hash,
+    versions,
+    write_bytes,
+)
+from remnant.sweep.executors import Outcome, map_tasks
+from remnant.training import Recipe
+from remnant.training.fleet import MEMORY, chunk_size, share, train_fleet
+from remnant.types import Examples, Scaling, Weights
+
+FLEET_FILE = "fleet.safetensors"
+LARGEST = 128  # models in a chunk, whatever the memory: workers share a fleet, and a kill costs one
+AGREE = 1e-4  # of the largest weight: chunks of other sizes round otherwise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fleet:
+    """K models, the k-th trained on `fixed` and inputs[k] with labels[k] (data's own scale).
+
+    order_seed: of the order of mini-batches, the same for all. initial: where all start (None: the
+    model's own weights).
+    """
+
+    model: nn.Module
+    fixed: Examples
+    inputs: Tensor
+    labels: Tensor
+    recipe: Recipe
+    scaling: Scaling
+    order_seed: int = 0
+    initial: Weights | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def train(self, part: slice, memory: int = MEMORY) -> dict[str, Tensor]:
+        """The weights (K x shape each) of those models, in float32."""
+        return train_fleet(
+            self.model,
+            self.fixed,
+            self.inputs[part],
+            self.labels[part],
+            self.recipe,
+            scaling=self.scaling,
+            generator=torch.Generator().manual_seed(self.order_seed),
+            initial=self.initial,
+            dtype=torch.float32,
+            memory=memory,
+        )
+
+
+def fleet_spec(fleet: Fleet) -> dict[str, Any]:
+    """All that decides the weights of a fleet."""
+    start = fleet.initial or dict(fleet.model.named_parameters())
+    held = {
+        "start": hash_tensors(start),
+        "fixed": hash_tensors({"x": fleet.fixed.inputs, "y": fleet.fixed.labels}),
+        "differing": hash_tensors({"x": fleet.inputs, "y": fleet.labels}),
+        "scaling": hash_tensors({"mean": fleet.scaling.mean, "std": fleet.scaling.std}),
+    }
+    return {
+        "verb": "fleet",
+        "model": str(fleet.model),
+        "recipe": {"name": type(fleet.recipe).__name__, **asdict(fleet.recipe)},
+        "order_seed": fleet.order_seed,
+        "versions": versions(),
+        **held,
+    }
+
+
+def spread_fleet(
+    fleet: Fleet, *, cache: str | Path, on: str | None = None, memory: int = MEMORY
+) -> dict[str, Tensor]:
+    """The weights of all models (K x shape each), from the cache if they are there and right.
+
+    memory: bytes that one worker may fill with a chunk, roughly. Chunks that are done survive a
+    kill. A cached fleet that is stale or damaged is an error and not trained over.
+    """
+    spec = fleet_spec(fleet)
+    run = open_run(Path(cache) / f"fleet-{spec_hash(spec)[:16]}", spec)
+    if run.finished:
+        return check_fleet(fleet, run)
+    size = _chunk(fleet, memory)
+    specs = [
+        {"fleet": run.spec_hash, "begin": at, "end": min(at + size, len(fleet)), "memory": memory}
+        for at in range(0, len(fleet), size)
+    ]
+    outcomes = map_tasks(train_part, specs, run=run, on=on, shared=fleet, name="training fleet")
+    weights = _joined(outcomes)
+    write_bytes(run, FLEET_FILE, safetensors.torch.save(weights))
+    finish(run, seeds={"order": fleet.order_seed})
+    return weights
+
+
+def train_part(spec: Mapping[str, Any], fleet: Fleet) -> Any:
+    """One chunk; in a worker."""
+    weights = fleet.train(slice(spec["begin"], spec["end"]), spec["memory"])
+    return spec["end"] - spec["begin"], weights
+
+
+def check_fleet(fleet: Fleet, run: Run) -> dict[str, Tensor]:
+    """The cached weights, or an error if they are not what training would give now."""
+    path = run.path / FLEET_FILE
+    do = f"remove {run.path}, and it is trained again"
+    written = read_run(run.path).record["files"].get(FLEET_FILE)
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != written:
+            raise StoreError(expected(f"{path}", "the fleet that was written", "another file", do))
+    weights = safetensors.torch.load_file(path)
+    drawn = torch.Generator()
+    drawn.seed()  # another model each time: what one look misses the next may see
+    one = int(torch.randint(len(fleet), (), generator=drawn))
+    again = fleet.train(slice(one, one + 1))
+    for name, value in again.items():
+        off = float((weights[name][one] - value[0]).abs().max())
+        if not off <= AGREE * max(float(value.abs().max()), 1e-12):
+            got = f"model {one} off by {off:.1e} in {name}"
+            raise StoreError(
+                expected(f"{path}", "what training gives now", f"a stale one: {got}", do)
+            )
+    return weights
+
+
+def _chunk(fleet: Fleet, memory: int) -> int:
+    order = generator_for(fleet.order_seed, "chunk")  # only the batch's size matters here
+    run = share(
+        fleet.model,
+        fleet.fixed,
+        fleet.recipe,
+        scaling=fleet.scaling,
+        order=order,
+        dtype=torch.float32,
+    )
+    return min(len(fleet), LARGEST, chunk_size(run, memory))
+
+
+def _joined(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise StoreError(outcome.error)
+    first = outcomes[0].tensors
+    return {name: torch.cat([outcome.tensors[name] for outcome in outcomes]) for name in first}

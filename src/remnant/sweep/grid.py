@@ -1,0 +1,195 @@
+"""A spec with lists: every combination of their values is a cell, every cell an audit.
+
+A list where one value is wanted is varied. Fields that are lists by nature (`attacks`, `mean`,
+`std`, `bounds`, `targets`) are varied by a list of lists. What is varied is named by its place:
+`settings.kkt.starts`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remnant.auditing.case import Case
+from remnant.auditing.run import Plan, run_audit
+from remnant.bundle import Attacked
+from remnant.errors import InputError, expected
+from remnant.report.lines import draw_lines
+from remnant.report.multiples import multiples
+from remnant.store import Run, finish, open_run, spec_hash, write_bytes, write_text
+from remnant.sweep.executors import Outcome, map_tasks
+from remnant.sweep.search import consensus, residual, run_trial
+from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, write_rows
+from remnant.types import Target
+
+LISTS = ("attacks", "mean", "std", "bounds", "targets")  # lists by nature
+MOST = 100_000  # cells
+# What decides how a case is attacked, and not what it is.
+HOW = (
+    "attacks", "settings", "threshold", "seed", "budget", "images", "redact", "targets",
+)  # fmt: skip
+
+
+def axes_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What is varied, by its place in the spec, and over which values."""
+    return dict(_lists(values, ()))
+
+
+def _lists(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, list[Any]]]:
+    for key, value in values.items():
+        place = (*path, str(key))
+        if isinstance(value, Mapping):
+            yield from _lists(value, place)
+        elif isinstance(value, list):
+            nested = any(isinstance(item, list) for item in value)
+            if nested or place[-1] not in LISTS or path:
+                if not value:
+                    raise InputError(expected(".".join(place), "values to vary", "an empty list"))
+                yield ".".join(place), value
+
+
+def expand(values: Mapping[str, Any]) -> list[tuple[Row, dict[str, Any]]]:
+    """Every cell: the varied values by their place, and the spec with those values in place."""
+    axes = axes_of(values)
+    if not axes:
+        do = "such as seed: [0, 1, 2]"
+        raise InputError(expected("sweep", "a list of values to vary", "none", do))
+    count = math.prod(map(len, axes.values()))
+    if count > MOST:
+        raise InputError(expected("sweep", f"at most {MOST} cells", count))
+    cells = []
+    for chosen in itertools.product(*axes.values()):
+        point = dict(zip(axes, chosen, strict=True))
+        cells.append((point, _filled(values, point, ())))
+    return cells
+
+
+def _filled(values: Mapping[str, Any], point: Row, path: tuple[str, ...]) -> dict[str, Any]:
+    filled = {}
+    for key, value in values.items():
+        place = (*path, str(key))
+        name = ".".join(place)
+        if name in point:
+            filled[key] = point[name]
+        else:
+            filled[key] = _filled(value, point, place) if isinstance(value, Mapping) else value
+    return filled
+
+
+def case_key(spec: Mapping[str, Any]) -> str:
+    """The same for specs that only differ in how the case is attacked."""
+    return spec_hash({key: value for key, value in spec.items() if key not in HOW})
+
+
+def audit_cell(spec: Mapping[str, Any], cases: Mapping[str, Case]) -> list[Row]:
+    """A row for each attack of one audit, with the seconds of all; in a worker, which keeps no
+    files."""
+    how = spec["spec"]
+    plan = Plan(
+        attacks=how["attacks"],
+        targets=tuple(how["targets"]) if isinstance(how["targets"], list) else how["targets"],
+        settings=how["settings"],
+        threshold=how["threshold"],
+        seed=how["seed"],
+        budget=how["budget"],
+        images=False,
+    )
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(Path(folder) / "audit", {"verb": "audit"})
+        result = run_audit(cases[spec["case"]], plan, run)
+    seconds = round(time.process_time() - begun, 3)
+    return [_row(attacked) | {"cpu_seconds": seconds} for attacked in result.attacks]
+
+
+def _row(attacked: Attacked) -> Row:
+    finding, control = attacked.finding, attacked.control
+    row: Row = {"attack": attacked.attack, "verdict": str(attacked.verdict)}
+    if finding is not None:
+        null = finding.nulls.get("held_out", {}).get("recovered")
+        share = (finding.recovered or 0) / finding.records if finding.records else None
+        row |= {
+            "status": str(finding.status),
+            "recovered": finding.recovered,
+            "records": finding.records,
+            "share": share,
+            "null": null,
+        }
+    if control is not None:
+        row["control"] = f"{control.recovered} of {control.records}"
+    return row | {"reason": attacked.reason}
+
+
+def attack_row(outcome: Outcome) -> Row:
+    """What can be said of one attack without the truth."""
+    if outcome.error is not None:
+        return {"status": "failed", "reason": outcome.error}
+    about, found = outcome.value, [outcome] if len(outcome.tensors["inputs"]) else []
+    return {
+        "status": about["status"],
+        "counted": about["figures"].get("counted"),
+        "candidates": len(outcome.tensors["inputs"]),
+        "agreed": about["figures"].get("agreed"),
+        "consensus": consensus(found) if found else None,
+        "residual": residual(found) if found else None,
+        "cpu_seconds": round(about["cpu_seconds"], 3),
+        "reason": about["reason"],
+    }
+
+
+def sweep_audits(
+    points: Sequence[Row],
+    specs: Sequence[Mapping[str, Any]],
+    cases: Mapping[str, Case],
+    *,
+    run: Run,
+    on: str | None = None,
+) -> list[Row]:
+    """Audit every cell. specs: `spec` of an audit, `case`: its key, and hashes of what was read."""
+    outcomes = map_tasks(audit_cell, specs, run=run, on=on, shared=cases, name="audits")
+    rows = []
+    for point, outcome in zip(points, outcomes, strict=True):
+        mine = outcome.value or [{"verdict": "failed", "reason": outcome.error}]
+        rows += [{**point, **row} for row in mine]
+    seconds = sum(outcome.value[0]["cpu_seconds"] for outcome in outcomes if outcome.value)
+    return _written(run, rows, list(points[0]), "share", outcomes, seconds)
+
+
+def sweep_attacks(
+    points: Sequence[Row],
+    specs: Sequence[Mapping[str, Any]],
+    target: Target,
+    *,
+    run: Run,
+    on: str | None = None,
+) -> list[Row]:
+    """Run the attack of every cell, without any truth. specs: as `search.run_trial` takes them."""
+    outcomes = map_tasks(run_trial, specs, run=run, on=on, shared=target, name="attacks")
+    rows = [
+        {**point, "attack": spec["attack"], **attack_row(outcome)}
+        for point, spec, outcome in zip(points, specs, outcomes, strict=True)
+    ]
+    seconds = sum(outcome.value["cpu_seconds"] for outcome in outcomes if outcome.value)
+    return _written(run, rows, list(points[0]), "consensus", outcomes, seconds)
+
+
+def _written(
+    run: Run,
+    rows: list[Row],
+    axes: Sequence[str],
+    up: str,
+    outcomes: Sequence[Outcome],
+    seconds: float,
+) -> list[Row]:
+    """Rows, table and figure. The run is done unless there is a fault to be tried again."""
+    write_rows(run, rows)
+    write_text(run, TABLE_FILE, as_csv(rows))
+    write_bytes(run, FIGURE_FILE, draw_lines(multiples(rows, axes, up)))
+    if not any(outcome.fault for outcome in outcomes):
+        finish(run, timings={"cells": round(seconds, 3)})
+    return rows
