@@ -172,9 +172,9 @@ def test_not_exposed_needs_every_attack_to_fail_where_it_could_succeed():
         )
 
     safe, unsure = attacked(Verdict.NOT_EXPOSED), attacked(Verdict.INCONCLUSIVE)
-    assert overall([safe])[0] is Verdict.NOT_EXPOSED
-    assert overall([safe, unsure])[0] is Verdict.INCONCLUSIVE
-    assert overall([attacked(Verdict.NOT_APPLICABLE)])[0] is Verdict.INCONCLUSIVE
+    assert overall([safe], 5)[0] is Verdict.NOT_EXPOSED
+    assert overall([safe, unsure], 5)[0] is Verdict.INCONCLUSIVE
+    assert overall([attacked(Verdict.NOT_APPLICABLE)], 5)[0] is Verdict.INCONCLUSIVE
 
 
 def test_a_wrong_mean_is_never_not_exposed():
@@ -198,3 +198,13 @@ def test_near_copies_in_the_holdout_are_refused():
     copies.inputs[:3] = SIDES.train.inputs[:3] + 1e-5
     with pytest.raises(InputError, match="3 of the training set's"):
         Case(target=trained(), truth=SIDES.train, holdout=copies, public=SIDES.public, loss="ce")
+
+
+def test_an_empty_id_is_refused():
+    """Nobody could say which record is exposed."""
+    ids = (*SIDES.train.ids[:-1], " ")
+    nameless = dataclasses.replace(SIDES.train, ids=ids)
+    with pytest.raises(InputError, match="ids of truth: expected a text each, got an empty one in"):
+        Case(
+            target=trained(), truth=nameless, holdout=SIDES.holdout, public=SIDES.public, loss="ce"
+        )

@@ -16,7 +16,7 @@ from remnant.cli import main
 from remnant.models import save_weights
 from targets import faces_target
 
-SMALL = ["--records", "12", "--width", "192", "--stop-loss", "0.05"]
+SMALL = ["--records", "12", "--width", "192", "--stop-loss", "0.05", "--no-page"]
 
 
 def files(target, folder):
@@ -46,6 +46,23 @@ def test_demo_recovers_everything_and_writes_what_it_promises(tmp_path, capsys):
     assert set(record["hashes"]) == {"weights", "initial", "data"}
     assert out.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in out.iterdir())
+
+
+def test_demo_ends_in_a_page(tmp_path, capsys, monkeypatch):
+    """With one of its four adversaries: the others take a minute."""
+    monkeypatch.setattr("remnant.experiments.demo_page.ATTACKS", ("gradient",))
+    out = tmp_path / "run"
+    flags = [flag for flag in SMALL if flag != "--no-page"]
+    assert main(["demo", *flags, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 records recovered" in said
+    page = out / "audit" / "report.html"
+    assert f"the page: {page}" in said
+    audit = json.loads((out / "audit" / "finding.json").read_text())
+    assert audit["verdict"] == "exposed"
+    assert len(audit["exposed"]) == audit["target"]["records"] == 12
+    assert "Exposure against margin" in page.read_text()
+    assert (out / "sheet.png").exists()
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path, capsys):

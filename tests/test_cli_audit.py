@@ -11,10 +11,15 @@ import time
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from remnant.capturing import capture
 from remnant.cli import main
 from remnant.data import load, split
+from remnant.models import save_weights
+from remnant.models.linear_estimators import save_linear
+from skops_format import write_skops
 
 SIDES = split(load("digits"), train=10, public=None, holdout=80, seed=0)
 
@@ -43,6 +48,8 @@ def folder(tmp_path):
         loss.backward()
         optimiser.step()
     torch.save(model.state_dict(), tmp_path / "after.pt")
+    recipe = {"name": "gradient-descent", "lr": 0.1, "momentum": 0.9, "steps": 5}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
     text = "weights: after.pt\ninitial: before.pt\ndata: train.npz\nholdout: test.npz\nmean: 0.3\n"
     (tmp_path / "audit.yaml").write_text(text + "attacks: [ntk, gradient]\n")
     return tmp_path
@@ -97,7 +104,11 @@ def test_init_writes_a_spec_that_preflight_reads(folder, capsys):
     [
         ({"holdout": None}, "give --holdout or --public"),
         ({"holdout": "train.npz"}, "a null must not have been trained on"),
-        ({"weights": "train.npz"}, "expected a .safetensors, .pt, .pth or .ckpt file"),
+        ({"weights": "train.npz"}, "initial of a linear model: expected nothing"),
+        ({"weights": "audit.yaml"}, "expected a .safetensors, .pt, .pth or .ckpt file"),
+        ({"recipe": "none.json"}, "recipe"),
+        ({"targets": "0"}, "targets"),
+        ({"targets": "[nobody]", "attacks": "[informed]", "recipe": "recipe.json"}, "nobody"),
         ({"weights": "none.pt"}, "no such file"),
         ({"data": "mnist"}, "expected 64 numbers"),
         ({"attacks": "[magic]"}, "attacks.0: expected 'ntk', 'gradient'"),
@@ -112,6 +123,151 @@ def test_bad_input_is_one_line(folder, capsys, change, said):
     lines = dict(line.split(": ", 1) for line in path.read_text().splitlines()) | change
     path.write_text("".join(f"{k}: {v}\n" for k, v in lines.items() if v is not None))
     assert main(["audit", str(path), "--out", str(folder / "out")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+WRAPPER = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(64, 160), nn.ReLU(), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 10))
+    def forward(self, x):
+        return self.body(x.flatten(1))
+"""
+
+
+def test_a_module_that_wraps_the_layers_is_audited_alike(folder):
+    (folder / "net.py").write_text(WRAPPER)
+    plain = torch.load(folder / "before.pt", weights_only=True)
+    moved = {f"body.{int(k[0]) - 1}{k[1:]}": v for k, v in plain.items()}
+    torch.save(moved, folder / "after.pt")
+    model = plain_model()
+    model.load_state_dict(plain)
+    gradient = capture(model, "ce", (SIDES.train.inputs - 0.3, SIDES.train.labels))
+    named = {f"body.{int(k[0]) - 1}{k[1:]}": v for k, v in gradient.items()}
+    save_weights(folder / "gradient.safetensors", named)
+    spec = folder / "audit.yaml"
+    text = spec.read_text().replace("initial: before.pt", "gradient: gradient.safetensors")
+    spec.write_text(text + "model: net.py:Net\n")
+    assert main(["audit", str(spec), "--out", str(folder / "out"), "--gate", "--quiet"]) == 3
+    finding = json.loads((folder / "out" / "finding.json").read_text())
+    assert len(finding["exposed"]) == 10
+    rows = finding["attacks"][1]["finding"]["per_record"]
+    assert all("margin" in row and row["found_label"] == row["label"] for row in rows)
+
+
+def test_adam_and_batch_norm_end_inconclusive_with_the_reason(folder, capsys):
+    text = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), "
+    text += "nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))\n"
+    (folder / "net.py").write_text(text)
+    space = {}
+    exec(text, space)
+    torch.manual_seed(0)
+    model = space["make"]()
+    torch.save(model.state_dict(), folder / "before.pt")
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        outputs = model(SIDES.train.inputs - 0.3)
+        nn.functional.cross_entropy(outputs, SIDES.train.labels).backward()
+        optimiser.step()
+    torch.save(model.state_dict(), folder / "after.pt")
+    spec = folder / "audit.yaml"
+    lines = [line for line in spec.read_text().splitlines() if not line.startswith("attacks")]
+    spec.write_text("\n".join([*lines, "model: net.py:make", "recipe: recipe.json\n"]))
+    assert main(["audit", str(spec), "--out", str(folder / "out"), "--gate"]) == 4
+    said = capsys.readouterr().out
+    assert said.startswith("inconclusive")
+    assert "batch norm" in said.replace("\n", " ")
+
+
+def test_a_recipe_brings_the_adversary_who_knows_all_but_one(folder, capsys):
+    """The user's own loop, replayed: gradient descent with momentum, ten steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ELU(), nn.Linear(8, 10))
+    torch.save(model.state_dict(), folder / "before.pt")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    for _ in range(10):
+        optimiser.zero_grad()
+        outputs = model(SIDES.train.inputs - 0.3)
+        nn.functional.cross_entropy(outputs, SIDES.train.labels).backward()
+        optimiser.step()
+    torch.save(model.state_dict(), folder / "after.pt")
+    recipe = {"name": "gradient-descent", "lr": 0.2, "momentum": 0.9, "steps": 10}
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    spec = folder / "audit.yaml"
+    name = "train-00004"
+    text = spec.read_text().replace("[ntk, gradient]", "[informed]")
+    text += f"model: mlp:64-8-10:elu\nrecipe: recipe.json\ntargets: [{name}]\n"
+    spec.write_text(text + "settings: {informed: {replaying: {evaluations: 60}}}\n")
+    assert main(["preflight", str(spec)]) == 0
+    assert "applies; about" in capsys.readouterr().out
+    assert main(["audit", str(spec), "--out", str(folder / "out"), "--gate"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 10 training records come back, from the training run and every record" in said
+    assert "only 1 was tried" in said
+    finding = json.loads((folder / "out" / "finding.json").read_text())
+    assert [row["id"] for row in finding["exposed"]] == [name]
+
+
+@pytest.fixture
+def linear_folder(tmp_path):
+    """A user's logistic regression, as JSON and as a skops file, and its data."""
+    sides = split(load("breast_cancer"), train=60, public=None, holdout=100, seed=0)
+    mean, std = sides.public.inputs.mean(0), sides.public.inputs.std(0)
+    for name, part in (("train", sides.train), ("test", sides.holdout)):
+        inputs = ((part.inputs - mean) / std).numpy()
+        np.savez(tmp_path / f"{name}.npz", x=inputs, y=part.labels.numpy())
+        if name == "train":
+            fitted = LogisticRegression(solver="newton-cholesky", tol=1e-10)
+            fitted.fit(inputs, part.labels.numpy())
+    save_linear(tmp_path / "model.json", fitted)
+    write_skops(tmp_path / "model.skops", fitted)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.skops"])
+def test_a_linear_model_is_audited_from_init_to_the_page(linear_folder, capsys, name):
+    flags = ["--weights", str(linear_folder / name), "--data", str(linear_folder / "train.npz")]
+    flags += ["--holdout", str(linear_folder / "test.npz"), "--out", str(linear_folder / "new")]
+    assert main(["init", *flags]) == 0
+    spec = linear_folder / "new" / "audit.yaml"
+    assert "logistic regression, 30 features" in spec.read_text()
+    out = linear_folder / "out"
+    assert main(["audit", str(spec), "--out", str(out), "--gate", "--quiet"]) == 3
+    finding = json.loads((out / "finding.json").read_text())
+    verdicts = {row["attack"]: row["verdict"] for row in finding["attacks"]}
+    assert verdicts.pop("glm") == "exposed"
+    assert set(verdicts.values()) == {"not applicable"}
+    assert len(finding["exposed"]) >= 55
+    assert "features agree" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--initial", "model.json"], "initial of a linear model: expected nothing"),
+        (["--data", "digits"], "expected records of shape (30,)"),
+        (["--data", "diabetes"], "expected records of shape (30,)"),
+        (["--weights", "broken.json"], "broken.json"),
+        (["--weights", "broken.skops"], "broken.skops"),
+        (["--weights", "none.json"], "none.json"),
+        (["--data", "labels.npz"], "integers among [0, 1]"),
+    ],
+)
+def test_bad_input_about_a_linear_model_is_one_line(
+    linear_folder, capsys, monkeypatch, flags, said
+):
+    monkeypatch.chdir(linear_folder)
+    for name in ("broken.json", "broken.skops"):
+        (linear_folder / name).write_text("{")
+    np.savez("labels.npz", x=np.eye(30), y=np.full(30, 7))
+    given = ["--weights", "model.json", "--data", "train.npz", "--holdout", "test.npz"]
+    assert main(["audit", *given, *flags, "--out", "out"]) == 2
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1

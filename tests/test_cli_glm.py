@@ -30,7 +30,7 @@ def test_the_missing_record_comes_back(folder, capsys):
     inputs, targets = load_diabetes(return_X_y=True, scaled=False)
     assert main(flags(folder)) == 0
     said = capsys.readouterr().out
-    assert "glm: complete" in said
+    assert "glm: inconclusive" in said  # one output: nothing is left over to check it
     assert f"label: {targets[0]:g}" in said
     found = load_file(folder / "out/candidates.safetensors")["inputs"][0].numpy()
     assert np.allclose(found, inputs[0], rtol=1e-8)

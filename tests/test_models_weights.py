@@ -4,6 +4,7 @@ import os
 import pickle
 import struct
 import sys
+import zipfile
 
 import pytest
 import safetensors.torch
@@ -229,3 +230,27 @@ def test_a_damaged_file_reads_or_is_refused(tmp_path, data):
         assert len(str(error).splitlines()) == 1  # noqa: PT017
     else:
         assert all(isinstance(value, torch.Tensor) for value in read.values())
+
+
+def test_a_large_file_is_judged_by_its_first_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("remnant.models.weights.LARGE", 10)
+    good = safetensors.torch.save({"a": torch.ones(3)})
+    for name, data in (("w.safetensors", b"\0" * 99), ("w.pt", b"\0" * 99)):
+        (tmp_path / name).write_bytes(data)
+        assert "expected weights, got 99 bytes that begin otherwise" in refused(tmp_path / name)
+    (tmp_path / "w.safetensors").write_bytes(good)
+    same(read_weights(tmp_path / "w.safetensors"), {"a": torch.ones(3)})
+    for zipped in (True, False):
+        torch.save({"a": torch.ones(3)}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+        same(read_weights(tmp_path / "w.pt"), {"a": torch.ones(3)})
+
+
+def test_a_packed_archive_is_not_unpacked(tmp_path):
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.zeros(5000)}, path)
+    with zipfile.ZipFile(path) as old:
+        members = {info.filename: old.read(info) for info in old.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, body in members.items():
+            new.writestr(name, body)
+    assert "expected a file by torch.save, got a packed archive" in refused(path)

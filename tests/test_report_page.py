@@ -18,7 +18,7 @@ from remnant.report.page.facts import (
     cards,
     classes,
     exposure_data,
-    feature_rows,
+    feature_table,
     headline,
     rates,
     verdict_of,
@@ -257,8 +257,8 @@ def test_a_bound_stands_beside_its_measurement():
     assert not data.broken
     one = bound_data(replace(row, bound={"gamma": 0.25}))
     assert (one.bounds, one.words) == ((("bound", 0.25),), "")
-    leaky = replace(audit()[0].attacks[0], bound={"gamma": {"a": 0.9, "b": 0.5}})
-    assert bound_data(leaky).broken
+    broken = {"gamma": {"a": 0.9, "b": 0.5}, "violated": True}
+    assert bound_data(replace(audit()[0].attacks[0], bound=broken)).broken
     assert bound_data(replace(row, bound=None)) is None
 
 
@@ -266,11 +266,21 @@ def test_features_stand_beside_their_truth(tmp_path):
     named = {"features": ["mean radius"], "records": N}
     whole, pictures = read_bundle(bundle(tmp_path, "breast_cancer", target=named)[0])
     card = cards(whole, pictures)[0][0]
-    rows = feature_rows(card, whole, pictures)
-    assert [name for name, _, _ in rows[:2]] == ["mean radius", "feature 2"]
-    assert len(rows) == 30
-    assert all(true == found for _, true, found in rows)
-    assert feature_rows(replace(card, candidate=None), whole, pictures)[0][2] is None
+    told = feature_table(card, whole, pictures)
+    assert [row.feature for row in told.rows[:2]] == ["mean radius", "feature 2"]
+    assert len(told.rows) == told.agreeing == 30
+    assert all(row.true == row.recovered for row in told.rows)
+    assert feature_table(replace(card, candidate=None), whole, pictures).agreeing == 0
+    redacted = feature_table(card, *redact(whole, pictures))
+    assert redacted.agreeing is None
+
+
+def test_whole_numbers_of_a_table_are_rounded_and_checked(tmp_path):
+    whole, pictures = read_bundle(bundle(tmp_path, "breast_cancer")[0])
+    rounded = replace(pictures, originals=pictures.originals.round())
+    card = cards(whole, rounded)[0][0]
+    row = feature_table(card, whole, rounded).rows[0]
+    assert row.recovered == row.true == str(round(float(rounded.originals[card.original, 0])))
 
 
 def test_the_headline_counts_each_exposed_record_once():

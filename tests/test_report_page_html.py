@@ -375,3 +375,23 @@ def test_a_bundle_edited_by_hand_is_one_line(tmp_path):
     file.write_text(json.dumps(values))
     with pytest.raises(InputError, match=r"expected values of remnant.audit/1, got others"):
         verb.run(arguments(run.path))
+
+
+def test_a_count_that_was_told_is_not_said_to_be_read_off():
+    whole, train, candidates = audit()
+    found = whole.attacks[0].finding
+    flat = replace(found, trace={"singular_values": [1.0 - 0.01 * k for k in range(34)]})
+    told = replace(whole, attacks=[replace(whole.attacks[0], finding=flat)])
+    clear = replace(whole, attacks=whole.attacks[:1])
+    only = {NTK: candidates[NTK]}
+    said, read_off = drawn(told, train, only), drawn(clear, train, only)
+    assert f"The attack took it for {N}, as it was told." in said
+    assert "without seeing the data" not in said
+    assert f"gives away that {N} records" in read_off
+    assert f"{N} records, without seeing the data" in read_off
+
+
+def test_the_page_says_which_file_of_the_user_s_code_was_imported():
+    whole, train, candidates = audit(spec={"spec": {"model": "net.py:make"}})
+    assert "one file was imported, and no other: net.py:make." in drawn(whole, train, candidates)
+    assert "was imported" not in drawn(*audit(spec={"spec": {"model": "mlp:4-3-2"}}))

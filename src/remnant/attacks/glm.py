@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from remnant.solvers.glm.closed_form import (
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Status, Target
 
-UNCHECKED = "; no equation over to check this: right if one record is unknown, the others exact"
+UNCHECKED = "no equation over to check this: right if one record is unknown, the others exact"
 LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
 
 
@@ -55,9 +55,13 @@ class GLM:
         found = self.through_scaler(target, case) if self.use_scaler else None
         if found is None:
             found = closed_form(case)
-            if best_error(found) > self.trusted and target.knowledge.recipe and self.attempts:
+            doubtful = not any(map(self.sound, found))
+            if doubtful and target.knowledge.recipe and self.attempts:
                 found = self.through_solver(target, case, found, generator)
         return self.conclude(target, case, found)
+
+    def sound(self, found: Found) -> bool:
+        return found.error <= self.trusted and found.misfit <= LABEL_ROOM
 
     def through_scaler(self, target: Target, case: Case) -> list[Found] | None:
         """The record that a scaler's mean and deviations give away, if they do."""
@@ -122,27 +126,26 @@ class GLM:
                 reason = "without an intercept the record's label has to be known; give labels"
             return nothing(target, Status.INCONCLUSIVE, reason, figures={"counted": 1})
         inputs = target.scaling.to_data(torch.stack([f.input for f in found]))
-        fits = [f.error <= self.trusted and f.misfit <= LABEL_ROOM for f in found]
-        passed = torch.tensor(fits) & in_box(inputs, target.bounds)
+        passed = torch.tensor([*map(self.sound, found)]) & in_box(inputs, target.bounds)
         alone = int(passed.sum()) == 1
-        status = Status.COMPLETE if alone else Status.INCONCLUSIVE
         sure = torch.tensor([1 / (1 + f.error / self.trusted) for f in found]) * passed
         confidence = sure / max(1, int(passed.sum()))
         order = confidence.argsort(descending=True, stable=True)
         chosen = [found[i] for i in order.tolist()]
         one_number = chosen[0].label is None and len(case.fit(None).weight) == 1
         checked = not (alone and one_number and chosen[0].through == "the closed form")
+        certified = alone and checked
         return Candidates(
             inputs=inputs[order],
             confidence=confidence[order].float(),
             labels=None if chosen[0].target is None else case.decode(chosen),
-            status=status,
-            reason=words(chosen, passed, self.trusted) + ("" if checked else UNCHECKED),
+            status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
+            reason=words(chosen, passed, self.trusted, checked),
             figures={
                 "counted": 1,
                 "found": len(found),
-                "certified": int(alone),
-                "passed": passed[order].tolist(),
+                "certified": int(certified),
+                "passed": (passed[order] & checked).tolist(),
                 "predicted_error": [f.error for f in chosen],
                 "misfit": [f.misfit for f in chosen],
                 "through": chosen[0].through,
@@ -188,7 +191,7 @@ class Case:
             return [None]
         if self.missing_label is not None:
             return [int(self.missing_label)]
-        return [code(self.model, index) for index in range(len(self.model.classes))]
+        return [*codes(self.model)]
 
     def encode(self, label: int) -> Tensor:
         return encoded(self.model, torch.tensor([label]))[0]
@@ -213,12 +216,12 @@ class Case:
         by_class = self.model.class_weight
         if by_class is None or label is None:
             return each
-        codes = torch.tensor([code(self.model, i) for i in range(len(self.model.classes))])
+        classes = torch.tensor(codes(self.model))
         labels = torch.cat([self.known_labels, torch.full((self.missing,), label)])
-        index = (labels[:, None] == codes).long().argmax(1)
+        index = (labels[:, None] == classes).long().argmax(1)
         if by_class == "balanced":
-            held = torch.bincount(index, weights=each, minlength=len(codes))
-            table = each.sum() / (len(codes) * held)
+            held = torch.bincount(index, weights=each, minlength=len(classes))
+            table = each.sum() / (len(classes) * held)
         else:
             table = torch.tensor(by_class, dtype=torch.float64)
         return each * table[index]
@@ -255,10 +258,10 @@ class Case:
         return values if self.known_labels.ndim == 2 else values[:, 0]
 
 
-def code(model: LinearModel, index: int) -> int:
-    """A class as labels give it: itself where it is a whole number, else its position."""
-    value = model.classes[index]
-    return value if all(isinstance(c, int) for c in model.classes) else index  # type: ignore[return-value]
+def codes(model: LinearModel) -> list[int]:
+    """Classes as labels give them: themselves where they are whole numbers, else positions."""
+    whole = [c for c in model.classes if isinstance(c, int)]
+    return whole if len(whole) == len(model.classes) else list(range(len(model.classes)))
 
 
 def encoded(model: LinearModel, labels: Tensor) -> Tensor:
@@ -266,9 +269,8 @@ def encoded(model: LinearModel, labels: Tensor) -> Tensor:
     outputs = len(model.dense.weight)
     if not model.classes:
         return labels.double().reshape(len(labels), outputs)
-    codes = torch.tensor([code(model, i) for i in range(len(model.classes))])
-    table = (labels[:, None] == codes).double()
-    return table[:, len(codes) - outputs :]  # without the first class where it is the reference
+    table = (labels[:, None] == torch.tensor(codes(model))).double()
+    return table[:, table.shape[1] - outputs :]  # without a first class that is the reference
 
 
 def pose(target: Target, weights: tuple[float, ...] | None) -> Case | str:
@@ -313,10 +315,9 @@ def pose(target: Target, weights: tuple[float, ...] | None) -> Case | str:
 def check_labels(model: LinearModel, labels: Tensor) -> None:
     outputs = len(model.dense.weight)
     if model.classes:
-        codes = {code(model, i) for i in range(len(model.classes))}
-        strange = sorted(set(labels.long().tolist()) - codes)
+        strange = sorted(set(labels.long().tolist()) - {*codes(model)})
         if strange or labels.is_floating_point():
-            wanted = f"integers among {sorted(codes)}"
+            wanted = f"integers among {sorted(codes(model))}"
             raise InputError(expected("known labels", wanted, strange or labels.dtype))
     elif labels.numel() != len(labels) * outputs:
         got = f"shape {tuple(labels.shape)}"
@@ -363,20 +364,13 @@ def odd(case: Case, found: Found) -> float:
     return float(((found.input - case.inputs.mean(0)) / spread).square().mean())
 
 
-def best_error(found: list[Found]) -> float:
-    fitting = [f.error for f in found if f.misfit <= LABEL_ROOM]
-    return min(fitting, default=float("inf"))
-
-
 def not_one(target: Target, case: Case) -> Candidates:
     missing = case.missing
     if missing < 1:
         reason = f"{len(case.inputs)} records are known and {missing + len(case.inputs)} in all"
         return nothing(target, Status.NOT_APPLICABLE, f"{reason}: none is missing")
-    figures: dict[str, Any] = {
-        "counted": missing,
-        "gradient": (-case.gradient(case.labels()[0])).tolist(),
-    }
+    gradient = -case.gradient(case.labels()[0])
+    figures = {"counted": missing, "gradient": gradient.tolist()}
     reason = (
         f"{missing} records are missing: only the sum of their residuals times their inputs is "
         "determined (figures: gradient), not the records"
@@ -384,10 +378,12 @@ def not_one(target: Target, case: Case) -> Candidates:
     return nothing(target, Status.INCONCLUSIVE, reason, figures=figures)
 
 
-def words(found: list[Found], passed: Tensor, trusted: float) -> str:
+def words(found: list[Found], passed: Tensor, trusted: float, checked: bool) -> str:
     best, certified = found[0], int(passed.sum())
     if certified == 1:
         how = f"{best.through}: predicted relative error {best.error:.1e}"
+        if not checked:
+            return f"one record explains the coefficients, through {how}; {UNCHECKED}"
         return f"the missing record is found and certified through {how}"
     if certified > 1:
         return f"{certified} records explain the coefficients alike, one of them was trained on"

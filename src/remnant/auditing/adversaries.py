@@ -1,23 +1,43 @@
 """The adversaries that an audit plays: what each holds, when it applies, what it costs.
 
 One line in the table per attack. `why_not` says in a sentence why there is no such adversary here;
-`twin` makes a target that must leak to this attack, and the records that it leaks.
+`twin` makes a target that must leak to this attack, and the records that it leaks. Who knows all
+records but one plays once for each that is left out: `rows` chooses, `without` says what is held.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, cast
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from remnant.attacks import ATTACKS, Attack
 from remnant.auditing.case import Case, twin_of_checkpoints, twin_of_gradient, twin_of_weights
+from remnant.auditing.left_out import (
+    LINEAR,
+    Targets,
+    chosen_rows,
+    informed_rows,
+    steps_of,
+    twin_of_linear,
+    twin_of_run,
+    why_not_informed,
+    why_not_linear,
+    without_informed,
+    without_linear,
+)
+from remnant.errors import InputError, expected
+from remnant.models.linear_files import LinearModel
 from remnant.solvers.layers import Pair, first_pair
 from remnant.types import Examples, Target
 
-Twin = Callable[[Case, torch.Generator], tuple[Target, Examples]]
+SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
+Twin = Callable[[Case, Attack, torch.Generator], tuple[Target, Examples]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +52,65 @@ class Cost:
 class Adversary:
     title: str
     holds: str
-    why_not: Callable[[Case], str | None]
+    why_not: Callable[[Case, Attack], str | None]
     stronger: Callable[[Case], str | None]  # what would make the audit stronger
-    cost: Callable[[Case], Cost]
+    cost: Callable[[Case], Cost]  # of one run
     twin: Twin
+    most: int = 0  # records left out in turn unless told otherwise; 0 = none is, all are sought
+    rows: Callable[[Case, Targets, int, int], list[int]] = chosen_rows
+    without: Callable[[Case, Sequence[int]], Iterator[Target]] | None = None
 
 
-def _no_initial(case: Case) -> str | None:
+def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
+    """The attack with these fields, or an error that names the fields that it has.
+
+    A field that holds settings of its own is changed by a mapping: {replaying: {evaluations: 20}}.
+    """
+    kind = ATTACKS.get(name)
+    if kind is None:
+        raise InputError(expected("attack", f"one of {', '.join(ATTACKS)}", repr(name)))
+    try:
+        made = kind()
+        inner = {
+            key: replace(getattr(made, key), **value)
+            for key, value in settings.items()
+            if isinstance(value, Mapping) and is_dataclass(getattr(made, key, None))
+        }
+        kind(**{**settings, **inner})  # names
+        values = {**settings, **{key: vars(value) for key, value in inner.items()}}
+        attack: Attack = TypeAdapter(kind).validate_python(values)  # types
+    except ValidationError as error:
+        fault = error.errors()[0]
+        what = f"settings of {name}: {'.'.join(map(str, fault['loc']))}"
+        wanted = fault["msg"].removeprefix("Input should be ")
+        raise InputError(expected(what, wanted, repr(fault["input"])[:60])) from None
+    except TypeError:
+        has = ", ".join(f.name for f in fields(cast(Any, kind)))
+        raise InputError(
+            expected(f"settings of {name}", f"some of {has}", dict(settings))
+        ) from None
+    for key, value in settings.items():
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            what = f"settings of {name}: {key}"
+            raise InputError(expected(what, "a number from 0 on", value))
+    return attack
+
+
+def _is_linear(case: Case) -> bool:
+    return isinstance(case.target.model, LinearModel)
+
+
+def _no_initial(case: Case, attack: Attack) -> str | None:
+    if _is_linear(case):
+        return LINEAR
     if case.target.knowledge.initial is None:
         return "the weights before training were not given"
     return _first_layers(case)
 
 
-def _no_gradient(case: Case) -> str | None:
+def _no_gradient(case: Case, attack: Attack) -> str | None:
+    if _is_linear(case):
+        return LINEAR
     return "no gradient was given" if case.target.knowledge.gradient is None else None
 
 
@@ -53,7 +119,9 @@ def _first_layers(case: Case) -> str | None:
     return pair if isinstance(pair, str) else None
 
 
-def _kkt_assumptions(case: Case) -> str | None:
+def _kkt_assumptions(case: Case, attack: Attack) -> str | None:
+    if _is_linear(case):
+        return LINEAR
     norms = [
         m for m in case.target.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
     ]
@@ -88,6 +156,25 @@ def _kkt_cost(case: Case) -> Cost:
     return Cost(work=4 * 1000 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
 
 
+def _replay_cost(case: Case) -> Cost:
+    """Some 100 evaluations through all steps and back, with kinks four times as many.
+
+    Of small batches memory sets the pace: a step costs as much as 200 records more would.
+    """
+    model, steps = case.target.model, steps_of(case)
+    count = sum(p.numel() for p in model.parameters())
+    kinks = any(isinstance(m, nn.ReLU | nn.LeakyReLU) for m in model.modules())
+    each = max(9 * (len(case.truth) + 200) * count * 1e-9, SMALL)
+    memory = min(12.0 * count * steps, 2.0**30) + 40.0 * count
+    return Cost(work=(400 if kinks else 100) * steps * each, memory=memory)
+
+
+def _linear_cost(case: Case) -> Cost:
+    d = math.prod(case.target.input_shape)
+    n = len(case.truth)
+    return Cost(work=max(1e-8 * n * d * d, SMALL), memory=8.0 * 20 * n * d)
+
+
 ADVERSARIES: Mapping[str, Adversary] = {
     "ntk": Adversary(
         title="Weights before and after training",
@@ -96,7 +183,7 @@ ADVERSARIES: Mapping[str, Adversary] = {
         why_not=_no_initial,
         stronger=lambda case: (
             "give --initial, the weights before training, if anyone else may have them"
-            if case.target.knowledge.initial is None
+            if case.target.knowledge.initial is None and not _is_linear(case)
             else None
         ),
         cost=_graph_cost(2.5e4),
@@ -108,7 +195,7 @@ ADVERSARIES: Mapping[str, Adversary] = {
         why_not=_no_gradient,
         stronger=lambda case: (
             "give --gradient, what a client would send (remnant.capture), for federated training"
-            if case.target.knowledge.gradient is None
+            if case.target.knowledge.gradient is None and not _is_linear(case)
             else None
         ),
         cost=_graph_cost(6e3),
@@ -121,5 +208,32 @@ ADVERSARIES: Mapping[str, Adversary] = {
         stronger=lambda case: None,
         cost=_kkt_cost,
         twin=twin_of_weights,
+    ),
+    "informed": Adversary(
+        title="The training run and every record but one",
+        holds="all training records but the one in question, the weights before and after, and how "
+        "the model was trained: the strongest adversary, whom differential privacy assumes",
+        why_not=why_not_informed,
+        stronger=lambda case: (
+            "give --recipe, how it was trained, and --initial for the adversary who knows all else"
+            if case.target.knowledge.recipe is None and not _is_linear(case)
+            else None
+        ),
+        cost=_replay_cost,
+        twin=twin_of_run,
+        most=3,
+        rows=informed_rows,
+        without=without_informed,
+    ),
+    "glm": Adversary(
+        title="The coefficients and every record but one",
+        holds="the coefficients, how they were fitted, and all training records but the one in "
+        "question",
+        why_not=why_not_linear,
+        stronger=lambda case: None,
+        cost=_linear_cost,
+        twin=twin_of_linear,
+        most=100,
+        without=without_linear,
     ),
 }

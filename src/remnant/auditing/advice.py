@@ -15,6 +15,10 @@ DEFENCES = {
     "many clients that the batch exceeds half the first layer's width.",
     "kkt": "Train with less weight decay, stop before a stationary point, or train with "
     "differential privacy.",
+    "informed": "Train with differential privacy: nothing else bounds an adversary who knows all "
+    "other records. Replay fails where the initial weights or the order of batches are unknown.",
+    "glm": "A linear model that converged gives any one record to whoever knows the others: fit it "
+    "with differential privacy, or keep the coefficients from them.",
 }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from remnant.auditing.case import Case
 from remnant.auditing.run import Plan, run_audit
 from remnant.bundle import Audit
+from remnant.models.unwrap import unwrapped
 from remnant.store import hash_tensors, open_run
 from remnant.training import Recipe
 from remnant.types import Examples, Target
@@ -27,24 +29,32 @@ def audit(
     """Play every adversary that applies to `target` and score it against `truth`.
 
     holdout: records like the truth that were not trained on; without `public`, half of them serve
-    as public. out: a directory for the bundle and the page; without one nothing is kept.
+    as public. recipe: how the model was trained, if the adversary knows it. out: a directory for
+    the bundle and the page; without one nothing is kept.
     """
     if public is None:
         middle = len(holdout) // 2
         holdout, public = holdout.take(range(middle)), holdout.take(range(middle, len(holdout)))
-    case = Case(
-        target=target, truth=truth, holdout=holdout, public=public, loss=loss, recipe=recipe
-    )
+    held = target.knowledge if recipe is None else replace(target.knowledge, recipe=recipe)
+    target = replace(target, model=unwrapped(target.model), knowledge=held)
+    case = Case(target=target, truth=truth, holdout=holdout, public=public, loss=loss)
     plan = plan or Plan()
-    spec = {
+    spec: dict[str, object] = {
         "verb": "audit",
         "seed": plan.seed,
         "threshold": plan.threshold,
         "attacks": list(plan.attacks) if plan.attacks else None,
+        "targets": list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets,
+        "recipe": repr(held.recipe) if held.recipe else None,
         "settings": {name: dict(values) for name, values in plan.settings.items()},
         "loss": loss,
         "weights": hash_tensors(target.weights),
-        "data": hash_tensors({"x": truth.inputs, "y": truth.labels}),
+        "initial": hash_tensors(held.initial or {}),
+        "gradient": hash_tensors(held.gradient or {}),
+        **{
+            name: hash_tensors({"x": part.inputs, "y": part.labels})
+            for name, part in (("data", truth), ("holdout", holdout), ("public", public))
+        },
     }
     if out is not None:
         return _run(case, plan, Path(out), spec)

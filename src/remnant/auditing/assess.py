@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from remnant.scoring import score_with_nulls
-from remnant.scoring.score import THRESHOLD
+from remnant.scoring.score import (
+    THRESHOLD,
+    Scores,
+    excess,
+    exposure_order,
+    score,
+    summarise,
+)
 from remnant.types import Candidates, Examples, Finding, Scaling
+
+SCORED = ("correlation", "squared_l2", "mse", "psnr", "ssim")
 
 
 def assess(
@@ -23,6 +36,8 @@ def assess(
 ) -> Finding:
     """Score candidates against the records and, alike, against sets that cannot leak.
 
+    Where `figures["targets"]` names the records that the candidates are for, in order, the truth is
+    those records, and each candidate is scored against its own: the adversary knew all others.
     Features of a table have unlike scales: they are scored in units of their spread in `public`.
     """
     unit = Scaling()
@@ -30,14 +45,20 @@ def assess(
         std = public.inputs.std(0)
         std = torch.where(std > 0, std, torch.ones_like(std))
         unit = Scaling(mean=public.inputs.mean(0), std=std)
+    targets = candidates.figures.get("targets")
+    if targets is not None:
+        truth = truth.take([truth.ids.index(name) for name in targets])
+    scaled = replace(candidates, inputs=unit.to_model(candidates.inputs))
     scored = score_with_nulls(
         _in_units(truth, unit),
-        replace(candidates, inputs=unit.to_model(candidates.inputs)),
+        scaled,
         holdout=_in_units(holdout, unit),
         public=_in_units(public, unit),
         generator=generator,
         threshold=threshold,
     )
+    if targets is not None:
+        scored = in_order(scored, _in_units(truth, unit), scaled)
     return Finding(
         attack=attack,
         status=candidates.status,
@@ -47,6 +68,54 @@ def assess(
         trace=candidates.trace,
         **scored,
     )
+
+
+def in_order(scored: dict[str, Any], truth: Examples, candidates: Candidates) -> dict[str, Any]:
+    """`scored` with candidate i standing for record i and for no other.
+
+    The nulls stay matched to whichever record they are nearest to, which is in their favour.
+    """
+    threshold, n = scored["threshold"], len(truth)
+    scores = _together(
+        [score(truth.take([i]), candidates.inputs[i : i + 1]) for i in range(n)], len(candidates)
+    )
+    place = {row["id"]: k for k, row in enumerate(scored["per_record"])}
+    rows, moved = [], []
+    for i in exposure_order(scores):
+        known = i < len(candidates)
+        place_before = place[truth.ids[i]]
+        moved.append(place_before)
+        rows.append(
+            scored["per_record"][place_before]
+            | {name: _plain(getattr(scores, name), i) for name in SCORED}
+            | {
+                "recovered": bool(scores.correlation[i] > threshold),
+                "candidate": i if known else None,
+                "confidence": float(candidates.confidence[i]) if known else None,
+            }
+        )
+    nulls: dict[str, dict[str, Any]] = {
+        name: {k: [v[j] for j in moved] if isinstance(v, list) else v for k, v in null.items()}
+        for name, null in scored["nulls"].items()
+    }
+    summary = summarise(scores, threshold)
+    found = summary["recovered"]
+    summary["excess"] = {name: excess(found, null["recovered"], n) for name, null in nulls.items()}
+    return scored | {"recovered": found, "per_record": rows, "nulls": nulls, "summary": summary}
+
+
+def _plain(values: Tensor | None, i: int) -> float | None:
+    value = math.nan if values is None else float(values[i])
+    return value if math.isfinite(value) else None
+
+
+def _together(parts: Sequence[Scores], candidates: int) -> Scores:
+    """Scores of one record each as scores of them all."""
+    values: dict[str, Any] = {}
+    for name in (*SCORED, "candidate", "curve"):
+        held = [getattr(part, name) for part in parts]
+        values[name] = None if held[0] is None else torch.cat(held)
+    return Scores(protocol="in order", candidates=candidates, **values)
 
 
 def _in_units(examples: Examples, unit: Scaling) -> Examples:

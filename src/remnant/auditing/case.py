@@ -7,14 +7,15 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from remnant.attacks import Attack
 from remnant.bounds import Ledger
 from remnant.capturing import capture
 from remnant.data import draw
 from remnant.errors import InputError, expected
 from remnant.models import load_weights
-from remnant.training import DecayTime, GradientDescent, Recipe, loss_named, train
+from remnant.training import DecayTime, GradientDescent, loss_named, train
 from remnant.types import Examples, Knowledge, Target
 
 
@@ -22,7 +23,7 @@ from remnant.types import Examples, Knowledge, Target
 class Case:
     """`truth`: the records trained on. `holdout`, `public`: never trained on, disjoint.
 
-    `recipe` is how the model was trained, where that is known. `loss` is its loss by name.
+    `loss` is the training loss by name.
     `ledger`: of a differentially private training, and the `delta` at which epsilon is told.
     """
 
@@ -31,7 +32,6 @@ class Case:
     holdout: Examples
     public: Examples
     loss: str
-    recipe: Recipe | None = None
     ledger: Ledger | None = None
     delta: float = 1e-5
 
@@ -44,6 +44,11 @@ class Case:
                 raise InputError(expected(f"audit: {name}", wanted, examples.shape))
             if not len(examples):
                 raise InputError(expected(f"audit: {name}", "records", "none"))
+            empty = [i for i, one in enumerate(examples.ids) if not one.strip()]
+            if empty:
+                do = "name it, or leave ids out for all"
+                got = f"an empty one in row {empty[0]}"
+                raise InputError(expected(f"audit: ids of {name}", "a text each", got, do))
         seen = set(_prints(self.truth))
         for name in ("holdout", "public"):
             shared = sum(row in seen for row in _prints(getattr(self, name)))
@@ -83,7 +88,9 @@ def fresh_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
     return twin
 
 
-def twin_of_checkpoints(case: Case, generator: torch.Generator) -> tuple[Target, Examples]:
+def twin_of_checkpoints(
+    case: Case, attack: Attack, generator: torch.Generator
+) -> tuple[Target, Examples]:
     """Trained by us from the same initial weights on other records, so that it must leak."""
     others = case.strangers
     model = copy.deepcopy(case.target.model)
@@ -95,7 +102,9 @@ def twin_of_checkpoints(case: Case, generator: torch.Generator) -> tuple[Target,
     return replace(case.target, model=trained.model, knowledge=knowledge), others
 
 
-def twin_of_gradient(case: Case, generator: torch.Generator) -> tuple[Target, Examples]:
+def twin_of_gradient(
+    case: Case, attack: Attack, generator: torch.Generator
+) -> tuple[Target, Examples]:
     """The gradient of as many other records at the same weights."""
     others = case.strangers
     inputs = case.target.scaling.to_model(others.inputs.reshape(-1, *case.target.input_shape))
@@ -104,15 +113,14 @@ def twin_of_gradient(case: Case, generator: torch.Generator) -> tuple[Target, Ex
     return replace(case.target, knowledge=known), others
 
 
-def twin_of_weights(case: Case, generator: torch.Generator) -> tuple[Target, Examples]:
+def twin_of_weights(
+    case: Case, attack: Attack, generator: torch.Generator
+) -> tuple[Target, Examples]:
     """Trained by us from fresh weights to stationarity with weight decay, the way that leaks."""
     others = case.strangers
     model = fresh_model(case.target.model, generator)
     recipe = DecayTime(loss=case.loss, lr=0.5 if case.loss in ("ce", "bce") else 0.2)
     trained = train(model, others, recipe, scaling=case.target.scaling, generator=generator)
-    known = Knowledge(records=len(others), loss=case.loss, labels=_class_labels(others.labels))
+    told = case.target.knowledge.labels is not None and not others.labels.is_floating_point()
+    known = Knowledge(records=len(others), loss=case.loss, labels=others.labels if told else None)
     return replace(case.target, model=trained.model, knowledge=known), others
-
-
-def _class_labels(labels: Tensor) -> Tensor | None:
-    return None if labels.is_floating_point() else labels

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from remnant.auditing.adversaries import ADVERSARIES
+from remnant.auditing.adversaries import ADVERSARIES, make_attack
 from remnant.auditing.case import Case
+from remnant.auditing.left_out import Targets
 from remnant.errors import InputError, expected
 
 ROOM = 0.9  # of the memory that is free
 
 
-def preflight(case: Case, *, attacks: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def preflight(
+    case: Case,
+    *,
+    attacks: Sequence[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    targets: Targets = None,
+) -> list[dict[str, Any]]:
     """One row per adversary: attack, applies, why, seconds, megabytes, stronger (JSON values)."""
     speed = billions_a_second()
     rows = []
     for name in chosen(attacks):
         adversary = ADVERSARIES[name]
-        why_not, cost = adversary.why_not(case), adversary.cost(case)
+        attack = make_attack(name, (settings or {}).get(name, {}))
+        why_not, cost = adversary.why_not(case, attack), adversary.cost(case)
+        runs = len(adversary.rows(case, targets, adversary.most, 0)) if adversary.without else 1
         fits = cost.memory < ROOM * free_memory()
         if why_not is None and not fits:
             why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
@@ -33,7 +42,7 @@ def preflight(case: Case, *, attacks: Sequence[str] | None = None) -> list[dict[
                 "applies": why_not is None,
                 "why": why_not or "applies",
                 # Two: the control takes as long as the attack.
-                "seconds": None if why_not else _rounded(2 * cost.work / speed),
+                "seconds": None if why_not else _rounded(2 * runs * cost.work / speed),
                 "megabytes": None if why_not else _rounded(cost.memory / 1e6),
                 "stronger": adversary.stronger(case),
             }

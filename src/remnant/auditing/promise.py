@@ -3,8 +3,8 @@
 Success here is a centred correlation above NEAR: a ball of radius sqrt(2 (1 - NEAR)) among records
 that are centred and scaled to length 1. It is smaller than what the verdict counts, because a bound
 has to hold for any guess at all, also one between records, and such a guess may be near many of
-them. How much of the prior a ball can hold is measured on public records; the bound says how far
-training can have raised that chance for any one record.
+them. How much of the prior a ball can hold is measured on public records, once for every candidate
+that the attack returned; the bound says how far training can have raised that chance.
 """
 
 from __future__ import annotations
@@ -14,29 +14,65 @@ from typing import Any
 
 from torch.nn.functional import normalize
 
-from remnant.bounds import Ledger, blow_up, compare, empirical, epsilon, from_renyi
+from remnant.bounds import (
+    Ledger,
+    blow_up,
+    chance_in_one_run,
+    clopper_pearson,
+    empirical,
+    epsilon,
+    from_renyi,
+)
 from remnant.types import Examples, Finding
 
 NEAR = 0.999
 POINTS = 2000  # of the prior; more narrow the interval and cost their square
 
 
-def promise(finding: Finding, public: Examples, ledger: Ledger, delta: float) -> dict[str, Any]:
-    """epsilon, delta, kappa, gamma by each bound, and whether the measured rate contradicts it."""
+DOUBT = 0.001  # a count less likely than this under the ledger is an accounting error
+
+
+def promise(
+    finding: Finding, public: Examples, ledger: Ledger, delta: float, *, left_out: bool = False
+) -> dict[str, Any]:
+    """epsilon, delta, kappa, gamma by each bound, and whether the measured count contradicts them.
+
+    left_out: each record was guessed once, by an adversary who knew the others.
+    """
     rows = public.inputs[:POINTS].flatten(1).double()
     points = normalize(rows - rows.mean(1, keepdim=True), dim=1)
     prior = empirical(points[points.square().sum(1) > 0.5].numpy(), math.sqrt(2 * (1 - NEAR)))
-    log_kappa = math.log(min(prior.high_anywhere, 1 - 1e-12))
-    tight = min(1.0, math.exp(blow_up(ledger, log_kappa)))
+    guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))
+    kappa = min(guesses * prior.high_anywhere, 1 - 1e-12)
     near = sum((row["correlation"] or 0.0) > NEAR for row in finding.per_record)
-    told = compare(near, finding.records or 1, tight)
+    tried = len(finding.per_record) or 1
+    chance = 1.0
+    if near:
+        chance = math.exp(
+            chance_in_one_run(ledger, math.log(kappa), near, tried, together=not left_out)
+        )
+    low, high = clopper_pearson(near, tried, 1 - DOUBT)
     return {
         "epsilon": epsilon(ledger, delta),
         "delta": delta,
         "correlation": NEAR,
-        "kappa": prior.high_anywhere,
-        "gamma": {"tight": tight, "renyi": math.exp(from_renyi(ledger, log_kappa))},
-        "measured": {"count": near, "low": told.low, "high": told.high},
-        "violated": told.violated,
-        "text": told.text,
+        "kappa": kappa,
+        "gamma": {
+            "tight": math.exp(blow_up(ledger, math.log(kappa))),
+            "renyi": math.exp(from_renyi(ledger, math.log(kappa))),
+        },
+        "measured": {"count": near, "low": low, "high": high},
+        "chance": chance,
+        "violated": chance < DOUBT,
+        "text": _told(f"{near} of {tried} above a correlation of {NEAR:g}", chance),
     }
+
+
+def _told(measured: str, chance: float) -> str:
+    if chance < DOUBT:
+        return (
+            f"ACCOUNTING ERROR: measured {measured}, which the ledger allows with a probability of "
+            f"{chance:.1g} at most: the run did not have that privacy, or the attack had more than "
+            "the prior"
+        )
+    return f"measured {measured}, which the ledger allows"

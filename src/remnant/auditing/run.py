@@ -8,42 +8,52 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
-from remnant.attacks import ATTACKS, Attack
-from remnant.auditing.adversaries import ADVERSARIES, Adversary
+from remnant.attacks import Attack
+from remnant.auditing.adversaries import ADVERSARIES, make_attack
 from remnant.auditing.advice import advice
 from remnant.auditing.assess import assess
+from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
+from remnant.auditing.fitting import fit_of_records
+from remnant.auditing.left_out import Targets, joined
 from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall, shifted
 from remnant.bundle import Attacked, Audit, Control, Verdict
-from remnant.errors import InputError, RemnantError, expected
+from remnant.errors import RemnantError
 from remnant.progress import task
 from remnant.report.page import write_bundle, write_page
 from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
 from remnant.store import (
+    STATE,
     Run,
     finish,
     hash_tensors,
+    keeping_states,
     read_candidates,
     read_json,
     versions,
     write_candidates,
     write_json,
 )
-from remnant.types import Candidates, Examples, Target
+from remnant.types import Candidates, Examples, Finding, Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds."""
+    """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
+
+    `targets`: for adversaries who know all records but one, how many are left out in turn, or
+    which (ids).
+    """
 
     attacks: Sequence[str] | None = None
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    targets: Targets = None
     threshold: float = THRESHOLD
     seed: int = 0
     budget: float | None = None
@@ -57,24 +67,10 @@ class Plan:
             make_attack(name, self.settings[name])
 
 
-def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
-    """The attack with these fields, or an error that names the fields that it has."""
-    kind = ATTACKS.get(name)
-    if kind is None:
-        raise InputError(expected("attack", f"one of {', '.join(ATTACKS)}", repr(name)))
-    try:
-        return kind(**settings)
-    except TypeError:
-        has = ", ".join(f.name for f in fields(cast(Any, kind)))
-        raise InputError(
-            expected(f"settings of {name}", f"some of {has}", dict(settings))
-        ) from None
-
-
 def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
     case = replace(case, target=_told(case))
-    rows = preflight(case, attacks=plan.attacks)
+    rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
     begun, timings = time.process_time(), {}
     attacks: list[Attacked] = []
     candidates: dict[str, Candidates] = {}
@@ -88,7 +84,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             if found is not None and attacked.candidates is not None:
                 candidates[attacked.candidates] = found
             step(note=attacked.attack)
-    verdict, sentence = overall(attacks)
+    attacks = _with_fit(case, attacks)
+    verdict, sentence = overall(attacks, len(case.truth))
     hashes = {"weights": hash_tensors(case.target.weights), "data": _data_hash(case.truth)}
     result = Audit(
         verdict=verdict,
@@ -133,12 +130,12 @@ def _attack(
 ) -> tuple[Attacked, Candidates | None]:
     name = row["attack"]
     adversary = ADVERSARIES[name]
-    settings = dict(vars(make_attack(name, plan.settings.get(name, {}))))
+    attack = make_attack(name, plan.settings.get(name, {}))
     blank = Attacked(
         attack=name,
         title=adversary.title,
         holds=adversary.holds,
-        settings=settings,
+        settings=asdict(cast(Any, attack)),
         verdict=Verdict.NOT_APPLICABLE,
         reason=row["why"],
     )
@@ -147,11 +144,16 @@ def _attack(
     if left is not None and row["seconds"] > left:
         reason = f"left out: it takes some {row['seconds']:g} s and {max(left, 0):.0f} s are left"
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
-    found = _candidates(case.target, name, settings, plan.seed, run)
-    finding = _score(case, name, found, case.truth, plan)
-    control = None
-    if plan.control and not exposed_records(finding):
-        control = _control(case, adversary, name, settings, plan, run)
+    try:
+        with at_most(left):
+            found = play(case, name, attack, plan, run)
+            finding = _score(case, name, found, case.truth, plan)
+            control = None
+            if plan.control and judge(finding, None)[0] == Verdict.INCONCLUSIVE:
+                control = _control(case, name, attack, plan, run)
+    except OutOfTimeError:
+        reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
+        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
     verdict, reason = judge(finding, control)
     if verdict != Verdict.EXPOSED and shifted(found.inputs, case.truth.inputs, case.holdout.inputs):
         verdict = Verdict.INCONCLUSIVE
@@ -162,7 +164,8 @@ def _attack(
     file = _file(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:
-        bound = promise(finding, case.public, case.ledger, case.delta)
+        alone = ADVERSARIES[name].without is not None
+        bound = promise(finding, case.public, case.ledger, case.delta, left_out=alone)
         if bound["violated"]:
             reason = f"{bound['text']}; {reason}"
     return replace(
@@ -176,16 +179,39 @@ def _attack(
     ), found
 
 
-def _candidates(
-    target: Target, name: str, settings: Mapping[str, Any], seed: int, run: Run
+def play(
+    case: Case, name: str, attack: Attack, plan: Plan, run: Run, *, on: str = "attack"
 ) -> Candidates:
-    """Run the attack, or take what an interrupted audit left."""
-    if (run.path / _file(name)).exists():
-        return read_candidates(run, _file(name))
-    attack = make_attack(name, settings)
-    with task(f"attack {name}"):
-        found = attack(target, generator=generator_for(seed, f"attack {name}"))
-    write_candidates(run, found, _file(name))
+    """Run the attack, or take what an interrupted audit left; once for each record left out."""
+    kept = _file(name) if on == "attack" else f"{STATE}{on}-{name}.safetensors"
+    if (run.path / kept).exists():
+        return read_candidates(run, kept)
+    adversary = ADVERSARIES[name]
+    with task(f"{on} {name}"), keeping_states(run):
+        if adversary.without is None:
+            found = attack(case.target, generator=generator_for(plan.seed, f"{on} {name}"))
+        else:
+            rows = adversary.rows(case, plan.targets, adversary.most, plan.seed)
+            found = joined(case, rows, _each(case, name, attack, rows, plan, run, on))
+        write_candidates(run, found, kept)
+    return read_candidates(run, kept)  # as a resumed audit has them, to the order of figures
+
+
+def _each(
+    case: Case, name: str, attack: Attack, rows: Sequence[int], plan: Plan, run: Run, on: str
+) -> list[Candidates]:
+    """What the attack makes of each target that lacks one record, kept as it is found."""
+    found = []
+    without = ADVERSARIES[name].without
+    assert without is not None
+    with task(f"records left out, {name}", len(rows)) as step:
+        for row, target in zip(rows, without(case, rows), strict=True):
+            kept = f"{STATE}{on}-{name}-{row}.safetensors"
+            if not (run.path / kept).exists():
+                generator = generator_for(plan.seed, f"{on} {name} {row}")
+                write_candidates(run, attack(target, generator=generator), kept)
+            found.append(read_candidates(run, kept))
+            step()
     return found
 
 
@@ -193,9 +219,9 @@ def _file(name: str) -> str:
     return f"candidates-{name}.safetensors"
 
 
-def _score(case: Case, name: str, found: Candidates, truth: Examples, plan: Plan) -> Any:
+def _score(case: Case, name: str, found: Candidates, truth: Examples, plan: Plan) -> Finding:
     shaped = replace(found, inputs=found.inputs.reshape(-1, *truth.shape))
-    return assess(
+    finding = assess(
         shaped,
         attack=name,
         truth=truth,
@@ -204,43 +230,62 @@ def _score(case: Case, name: str, found: Candidates, truth: Examples, plan: Plan
         generator=generator_for(plan.seed, f"nulls {name}"),
         threshold=plan.threshold,
     )
+    if found.labels is None:
+        return finding
+    labels = found.labels.tolist()
+    rows = [
+        {**row, "found_label": None if row["candidate"] is None else labels[row["candidate"]]}
+        for row in finding.per_record
+    ]
+    return replace(finding, per_record=rows)
 
 
-def _control(
-    case: Case,
-    adversary: Adversary,
-    name: str,
-    settings: Mapping[str, Any],
-    plan: Plan,
-    run: Run,
-) -> Control:
+def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run) -> Control:
     """The attack on a twin that must leak, scored alike: the strangers are now the truth."""
     file = f"control-{name}.json"
     if (run.path / file).exists():
         return Control(**read_json(run, file))
-    with task(f"control of {name}"):
+    with task(f"control of {name}"), keeping_states(run):
         try:
-            target, truth = adversary.twin(case, generator_for(plan.seed, f"twin {name}"))
-            attack = make_attack(name, settings)
-            found = attack(target, generator=generator_for(plan.seed, f"control {name}"))
-        except RemnantError as error:
-            found, truth = None, case.strangers
-            control = Control(recovered=0, records=len(truth), status="failed", reason=str(error))
-        if found is not None:
-            swapped = replace(case, truth=truth, holdout=case.truth, public=case.truth)
-            finding = _score(swapped, name, found, truth, plan)
+            generator = generator_for(plan.seed, f"twin {name}")
+            target, truth = ADVERSARIES[name].twin(case, attack, generator)
+            twin = replace(case, target=target, truth=truth, holdout=case.truth, public=case.truth)
+            count = len(plan.targets) if isinstance(plan.targets, tuple) else plan.targets
+            found = play(twin, name, attack, replace(plan, targets=count), run, on="control")
+            finding = _score(twin, name, found, truth, plan)
             control = Control(
                 recovered=len(exposed_records(finding)),
-                records=len(truth),
+                records=finding.records or 0,
                 status=str(found.status),
                 reason=found.reason,
             )
-    write_json(run, file, asdict(control))
+        except RemnantError as error:
+            count = len(case.strangers)
+            control = Control(recovered=0, records=count, status="failed", reason=str(error))
+        write_json(run, file, asdict(control))
     return control
+
+
+def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
+    """Each record's margin and loss under the released model, beside its scores."""
+    fit = fit_of_records(case)
+    return [
+        replace(
+            row,
+            finding=replace(
+                row.finding,
+                per_record=[{**record, **fit[record["id"]]} for record in row.finding.per_record],
+            ),
+        )
+        if row.finding is not None
+        else row
+        for row in attacks
+    ]
 
 
 def _about(case: Case) -> dict[str, Any]:
     model = case.target.model
+    features = getattr(model, "features", ())
     return {
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -248,6 +293,7 @@ def _about(case: Case) -> dict[str, Any]:
         "records": len(case.truth),
         "data": case.truth.name,
         "shape": list(case.truth.shape),
+        **({"features": list(features)} if features else {}),
     }
 
 

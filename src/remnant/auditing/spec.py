@@ -14,7 +14,8 @@ from remnant.errors import InputError, expected
 from remnant.scoring.score import THRESHOLD
 
 LARGEST = 2**20  # bytes of a spec; anything larger is not one
-AttackName = Literal["ntk", "gradient", "kkt"]
+AttackName = Literal["ntk", "gradient", "kkt", "informed", "glm"]
+DEEPEST = 20  # levels of lists and mappings; a spec has three
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -66,6 +67,8 @@ class AuditSpec(BaseModel):
     model: Text | None = None
     initial: Path | None = None
     gradient: Path | None = None
+    recipe: Path | None = None
+    targets: Annotated[int, Field(ge=1)] | tuple[Text, ...] | None = None
     holdout: Text | None = None
     public: Text | None = None
     loss: Text | None = None
@@ -93,7 +96,7 @@ def read_spec(path: Path) -> AuditSpec:
     if not isinstance(values, dict):
         raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
     folder = path.parent
-    for key in ("weights", "initial", "gradient", "data_dir"):
+    for key in ("weights", "initial", "gradient", "recipe", "data_dir"):
         if isinstance(values.get(key), str):
             values[key] = str(folder / Path(values[key]).expanduser())
     for key in ("data", "holdout", "public"):
@@ -142,15 +145,28 @@ def _wanted(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
+def _check_plain(path: Path, text: str) -> None:
+    """No aliases, which can stand for any size, and no depths, which take the parser minutes."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InputError(expected(f"{path}", "plain YAML", "an alias", "write the value out"))
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise InputError(expected(f"{path}", "plain YAML", f"more than {DEEPEST} levels"))
+
+
 def _yaml(path: Path) -> Any:
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(expected(f"{path}", "a file", "a folder, a device or a pipe"))
         with path.open("rb") as file:
             raw = file.read(LARGEST + 1)
         if len(raw) > LARGEST:
             raise InputError(expected(f"{path}", f"at most {LARGEST} bytes", "more"))
         text = raw.decode("utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise InputError(expected(f"{path}", "plain YAML", "an alias", "write the value out"))
+        _check_plain(path, text)
         return yaml.safe_load(text)
     except OSError as error:
         raise InputError(expected(f"{path}", "a file", error.strerror)) from None

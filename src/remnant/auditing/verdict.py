@@ -55,8 +55,8 @@ def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
     )
     by_null = finding.nulls.get("held_out", {}).get("recovered", 0)
     beyond = excess(found, by_null, n)
+    words = f"{found} of {n} records {'tried ' if tried_some(finding) else ''}recovered"
     if certain or beyond["low"] > 0:
-        words = f"{found} of {n} records recovered"
         return Verdict.EXPOSED, f"{words}; held-out records reach {by_null} of {n}"
     if finding.status == Status.NOT_APPLICABLE:
         return Verdict.NOT_APPLICABLE, finding.reason
@@ -69,9 +69,14 @@ def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
     blind = "certified" in finding.figures and finding.status == Status.INCONCLUSIVE
     if blind or not finding.summary.get("candidates"):
         return Verdict.INCONCLUSIVE, finding.reason
-    words = f"{found} of {n} records recovered, {by_null} by the held-out null"
+    words += f", {by_null} by the held-out null"
     twin = f"the same attack gets {control.recovered} of {control.records} out of a twin that leaks"
     return Verdict.NOT_EXPOSED, f"{words}; {twin}"
+
+
+def tried_some(finding: Finding) -> bool:
+    """Whether the adversary was after some records only, one at a time."""
+    return "targets" in finding.figures
 
 
 def shifted(found: Tensor, truth: Tensor, holdout: Tensor) -> bool:
@@ -92,24 +97,35 @@ def shifted(found: Tensor, truth: Tensor, holdout: Tensor) -> bool:
     return matched(truth) > max(len(truth) // 3, 2 + matched(holdout[: len(truth)]))
 
 
-def overall(attacks: Sequence[Attacked]) -> tuple[Verdict, str]:
+def overall(attacks: Sequence[Attacked], records: int) -> tuple[Verdict, str]:
     """Exposed if any adversary gets records; not exposed only if every one that applies fails."""
     ran = [row for row in attacks if row.verdict != Verdict.NOT_APPLICABLE]
     exposed = [row for row in ran if row.verdict == Verdict.EXPOSED]
     if exposed:
         ids = {row["id"] for a in exposed if a.finding for row in exposed_records(a.finding)}
-        n = max(a.finding.records or 0 for a in exposed if a.finding)
-        who = " and ".join(a.title.lower() for a in exposed)
-        return Verdict.EXPOSED, f"{len(ids)} of {n} training records come back, from {who}."
+        names = [a.title.lower() for a in exposed]
+        who = " and ".join([", ".join(names[:-1])] * (len(names) > 1) + names[-1:])
+        words = f"{len(ids)} of {records} training records come back, from {who}"
+        sought = {row["id"] for a in ran if a.finding for row in a.finding.per_record}
+        count = f"{len(sought)} {'was' if len(sought) == 1 else 'were'}"
+        only = f"; only {count} tried" if len(sought) < records else ""
+        return Verdict.EXPOSED, f"{words}{only}."
     if not ran:
         return Verdict.INCONCLUSIVE, "No attack applies to this model, so nothing is known."
     unsure = [row for row in ran if row.verdict == Verdict.INCONCLUSIVE]
     if unsure:
         which = ", ".join(row.title.lower() for row in unsure)
-        return Verdict.INCONCLUSIVE, f"No record came back, but this proves nothing for: {which}."
+        return (
+            Verdict.INCONCLUSIVE,
+            f"No record came back beyond chance, but this proves nothing for: {which}.",
+        )
     tried = ", ".join(row.title.lower() for row in ran)
     words = "No record comes back, by attacks that do recover records from a twin of this model"
-    return Verdict.NOT_EXPOSED, f"{words}: {tried}."
+    some = [row.finding for row in ran if row.finding and tried_some(row.finding)]
+    only = "".join(
+        f" Only {f.records} of {records} records were tried by {f.attack}." for f in some
+    )
+    return Verdict.NOT_EXPOSED, f"{words}: {tried}.{only}"
 
 
 def exposure_list(attacks: Sequence[Attacked]) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """The demo: train on a few records, keep the initial weights, take the records back out.
 
+It ends in the page of an audit, of a small model that four adversaries play against.
+
 Stages leave their result in the run's directory, so an interrupted demo goes on where it was.
 """
 
@@ -20,6 +22,7 @@ from remnant.attacks import NTK
 from remnant.auditing import assess
 from remnant.data import Split, binary_task, load, mean_image, split
 from remnant.errors import InputError, expected
+from remnant.experiments.demo_page import write_demo_page
 from remnant.models import build, load_weights, save_weights
 from remnant.progress import task
 from remnant.report import (
@@ -69,6 +72,7 @@ class Demo:
     stop_loss: float = 0.02
     epochs: int = 5000
     seed: int = 0
+    page: bool = True  # end in the page of an audit
     attack: dict[str, Any] = field(default_factory=lambda: asdict(NTK()))
 
     def __post_init__(self) -> None:
@@ -99,6 +103,9 @@ def run_demo(demo: Demo, sides: Split, run: Run, *, device: str = "cpu") -> Find
         )
     with timed(timings, "pictures"):
         write_pictures(run, finding, sides.train, candidates.inputs)
+    if demo.page:
+        with timed(timings, "page"):
+            write_demo_page(sides, scaling, demo.loss, demo.seed, run)
     write_finding(run, finding)
     hashes = {
         "weights": hash_tensors(target.weights),

@@ -24,9 +24,10 @@ class Floor(nn.Module):
     """max(-0.5, x): ReLU with its kink moved below zero."""
 
     elementwise = True
+    kink = -0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.clamp(x, min=-0.5)
+        return torch.clamp(x, min=self.kink)
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

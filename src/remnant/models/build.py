@@ -15,6 +15,7 @@ from torch import nn
 from remnant.errors import InputError, expected
 from remnant.models.activations import activation
 from remnant.models.spec import Conv, Dense, ModelSpec, Pool, parse_model
+from remnant.models.unwrap import unwrapped
 
 Init = Literal["standard", "normal"]
 
@@ -118,7 +119,7 @@ def _from_file(spec: ModelSpec, generator: torch.Generator) -> nn.Module:
     if not isinstance(model, nn.Module):
         got = f"a {type(model).__name__}"
         raise InputError(expected(f"model {spec}", "a factory that returns an nn.Module", got))
-    return model
+    return unwrapped(model)
 
 
 def _factory(spec: ModelSpec) -> Callable[[], object]:

@@ -173,11 +173,18 @@ def _read_json(source: Path) -> dict[str, Any]:
 
 def _read_npz(source: Path) -> dict[str, Any]:
     try:
+        with zipfile.ZipFile(source) as members:
+            size = sum(member.file_size for member in members.infolist())
+        if size > LIMIT:
+            raise WeightsError(expected(f"{source}: unpacked", f"at most {LIMIT} bytes", size))
         with np.load(source, allow_pickle=False) as archive:
             held = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever a broken file provokes, it is a broken file
         do = "save plain numbers and text with np.savez"
-        got = f"another ({str(error).splitlines()[0][:80]})"
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        got = f"another ({said[:80]})"
         raise WeightsError(expected(f"{source}", "an npz archive", got, do)) from None
     plain: dict[str, Any] = {name: value.tolist() for name, value in held.items()}
     if getattr(held.get("coef"), "dtype", None) == np.float32:
@@ -185,8 +192,15 @@ def _read_npz(source: Path) -> dict[str, Any]:
     if {"mean", "scale"} & plain.keys():  # archives do not nest
         plain["scaling"] = {k: plain.pop(k) for k in ("mean", "scale") if k in plain}
     if isinstance(plain.get("solver"), str):
-        plain["solver"] = json.loads(plain["solver"])
+        plain["solver"] = _solver(plain["solver"])
     return plain
+
+
+def _solver(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(expected("solver", "JSON", repr(text[:40]))) from None
 
 
 def model_of(held: Mapping[str, Any]) -> LinearModel:

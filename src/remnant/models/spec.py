@@ -86,7 +86,7 @@ class ModelSpec:
         if self.file:
             return
         named_activation(self.activation)
-        what, count = f"model {_quote(str(self))}", 0
+        what = f"model {_quote(str(self))}"
         if not self.outputs or len(self.input_shape) not in (1, 3):
             wanted = "an input shape and a dense width last"
             raise InputError(expected(what, wanted, "something else", f"write {EXAMPLES}"))
@@ -96,9 +96,14 @@ class ModelSpec:
             if min(after) < 1:
                 got = f"an input of {'x'.join(map(str, before))}"
                 raise InputError(expected(f"{what}, {layer}", "an input that it fits in", got))
-            count += _parameters(layer, before)
-        if count > MAX_PARAMETERS:
-            raise InputError(expected(what, f"at most {MAX_PARAMETERS} parameters", count))
+        if self.parameters > MAX_PARAMETERS:
+            wanted = f"at most {MAX_PARAMETERS} parameters"
+            raise InputError(expected(what, wanted, self.parameters))
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights, without biases; 0 where only the user's code knows it."""
+        return sum(map(_parameters, self.layers, self.shapes))
 
     @property
     def outputs(self) -> int:

@@ -8,6 +8,7 @@ import pickle
 import re
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from remnant.types import Weights
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 SAVE = "save model.state_dict()"
+LARGE = 2**26  # bytes; smaller files are read before they are judged
 _WRAPPERS = ("state_dict", "model_state_dict")  # Lightning; the PyTorch tutorials
 _PREFIXES = ("model.", "module.")  # a Lightning attribute; DataParallel
 
@@ -77,12 +79,40 @@ def _bytes(source: Path) -> bytes:
     if not source.is_file():
         raise WeightsError(expected(f"{source}", "a weights file", "a device or a pipe"))
     try:
+        with source.open("rb") as file:
+            _check_start(source, file.read(9), source.stat().st_size)
         data = source.read_bytes()
     except OSError as error:
         raise WeightsError(f"{source}: cannot be read: {error.strerror}") from error
     if not data:
         raise WeightsError(expected(f"{source}", "weights", "an empty file", SAVE))
     return data
+
+
+def _check_start(source: Path, start: bytes, size: int) -> None:
+    """Refuse by its first bytes what is no weights file, before gigabytes of it are read."""
+    if size < LARGE:
+        return
+    if source.suffix.lower() == ".safetensors":
+        header = int.from_bytes(start[:8], "little")
+        right = 8 + header <= size and start[8:] == b"{"
+    else:
+        right = start.startswith((b"PK", b"\x80"))  # a zip archive, or the old format's pickle
+    if not right:
+        got = f"{size} bytes that begin otherwise"
+        raise WeightsError(expected(f"{source}", "weights", got, "copy or save it again"))
+
+
+def _check_archive(source: Path, data: bytes) -> None:
+    """torch.save packs nothing, so an archive holds no more than its own bytes."""
+    if not data.startswith(b"PK"):
+        return
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            raise WeightsError(expected(f"{source}", "a state dict", "TorchScript", SAVE))
+        if sum(member.file_size for member in archive.infolist()) > len(data):
+            got = "a packed archive, which may unpack to any size"
+            raise WeightsError(expected(f"{source}", "a file by torch.save", got, SAVE))
 
 
 def _safetensors(source: Path, data: bytes) -> object:
@@ -100,17 +130,16 @@ def _torch(source: Path, data: bytes) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its advice on protocols is not the user's concern
+            _check_archive(source, data)
             return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except WeightsError:
+        raise
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         got = f"a pickle with {named[1]}" if named else "another pickle"
         got += ", refused because loading it could run code"
         raise WeightsError(expected(f"{source}", "a state dict", got, SAVE)) from error
     except Exception as error:  # whatever a broken file provokes, it is a broken file
-        if "TorchScript" in str(error):
-            raise WeightsError(
-                expected(f"{source}", "a state dict", "TorchScript", SAVE)
-            ) from error
         got = "a damaged or other file"
         do = f"copy it again, or {SAVE}"
         raise WeightsError(expected(f"{source}", "a PyTorch state dict", got, do)) from error

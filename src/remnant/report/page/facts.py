@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from remnant.bundle import Attacked, Audit, Verdict
 from remnant.report.page.files import CARDS, Pictures
+from remnant.report.table import RecordTable, kinds_of, record_table
 from remnant.types import Finding
 
 CANDIDATES, CONTROL = "candidates", "control"
@@ -40,6 +40,7 @@ class Card:
     attack: int  # its place in the audit
     name: str
     label: str | None
+    found_label: str | None  # what the attack takes its label for
     recovered: bool | None
     exposure: float | None  # correlation, or confidence without the truth
     scores: tuple[tuple[str, float], ...]
@@ -81,11 +82,7 @@ class Bound:
     measured: Rate
     bounds: tuple[tuple[str, float], ...]
     words: str
-
-    @property
-    def broken(self) -> bool:
-        """The whole interval lies above the smallest bound: one of the two is wrong."""
-        return bool(self.bounds) and self.measured.low > min(value for _, value in self.bounds)
+    broken: bool
 
 
 def verdict_of(text: str) -> Verdict:
@@ -158,6 +155,7 @@ def _card(attack: int, record: Mapping[str, Any], row_of: Mapping[str, int], hel
         attack=attack,
         name=str(record.get("id", f"candidate {candidate}")),
         label=None if record.get("label") is None else str(record["label"]),
+        found_label=None if record.get("found_label") is None else str(record["found_label"]),
         recovered=None if truth is None else bool(truth),
         exposure=number(exposure),
         scores=tuple((words, value) for words, value in scores if value is not None),
@@ -260,20 +258,28 @@ def bound_data(row: Attacked) -> Bound | None:
         measured=measured,
         bounds=tuple((name, value) for name, value in values if value is not None),
         words=", ".join(f"{key} = {value:.3g}" for key, value in known if value is not None),
+        broken=row.bound.get("violated") is True,
     )
 
 
-def feature_rows(
-    card: Card, audit: Audit, pictures: Pictures
-) -> list[tuple[str, float | None, float | None]]:
-    """Of one record of a table: feature, true value, recovered value."""
+def feature_table(card: Card, audit: Audit, pictures: Pictures) -> RecordTable:
+    """One record of a table, feature by feature: whole numbers are rounded, then compared."""
     file = audit.attacks[card.attack].candidates
+    count = math.prod(pictures.shape or (0,))
     true = _features(pictures.originals, card.original)
     found = _features(pictures.candidates.get(file or ""), card.candidate)
-    names = map(str, audit.target.get("features") or ())
-    numbered = (f"feature {k}" for k in itertools.count(1))
-    rows = itertools.zip_longest(true, found)
-    return [(next(names, k), *row) for k, row in zip(numbered, rows, strict=False)]
+    names = [str(name) for name in audit.target.get("features") or ()][:count]
+    names += [f"feature {k + 1}" for k in range(len(names), count)]
+    known = pictures.originals is not None and len(pictures.originals) > 1
+    columns = pictures.originals.flatten(1) if known and pictures.originals is not None else None
+    return record_table(
+        found or [math.nan] * count,
+        true=true or None,
+        features=names,
+        kinds=() if columns is None else kinds_of(columns.tolist()),
+        spread=() if columns is None else columns.std(0).tolist(),
+        title=card.name,
+    )
 
 
 def _features(inputs: Tensor | None, row: int | None) -> list[float]:

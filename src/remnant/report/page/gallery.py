@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remnant.bundle import Audit
 from remnant.report.page.elements import Child, element
-from remnant.report.page.facts import TABLES, Card, cards, classes, feature_rows
+from remnant.report.page.facts import TABLES, Card, cards, classes, feature_table
 from remnant.report.page.files import CARDS, Pictures
 from remnant.report.page.sections import definitions, section, table
 from remnant.report.sheet import short_number
@@ -165,6 +165,8 @@ def _caption(card: Card, audit: Audit) -> Element:
     several = sum(row.finding is not None for row in audit.attacks) > 1
     kind = "class" if (card.label or "").isdigit() else "label"
     label = None if card.label is None else f"{kind} {card.label}"
+    if label and card.found_label is not None:
+        label += f", found as {card.found_label}"
     attack = audit.attacks[card.attack].attack if several else None
     small = " · ".join(part for part in (label, attack) if part)
     state = {True: "recovered", False: "not recovered", None: None}[card.recovered]
@@ -186,21 +188,25 @@ def exposure_words(card: Card) -> str:
 
 
 def _table_card(card: Card, audit: Audit, pictures: Pictures, *, first: bool) -> Element:
-    features = feature_rows(card, audit, pictures)
-    wide = pictures.originals is not None
-    rows = [
-        ("", [name, *([_value(true)] if wide else []), _value(found)])
-        for name, true, found in features[:FEATURES]
-    ]
-    heads = ["feature", *(["true"] if wide else []), "recovered"]
-    more = f"The first {FEATURES} of {len(features)} features."
+    told = feature_table(card, audit, pictures)
+    wide = told.agreeing is not None
+    rows: list[tuple[str, list[Child]]] = []
+    for row in told.rows[:FEATURES]:
+        found = row.recovered if card.candidate is not None else "–"
+        truth: list[Child] = [row.true, "✓" if row.agrees else "✕"] if wide else []
+        kind = "agrees" if row.agrees else ""
+        rows.append((kind, [row.feature, found if row.clear else f"{found} (unclear)", *truth]))
+    heads = ["feature", "recovered", *(["true", "agrees"] if wide else [])]
+    count = len(told.rows)
+    said = [f"{told.agreeing} of {count} features agree."] if wide else []
+    said += [f"The first {FEATURES} of {count} features."] if count > FEATURES else []
     return _item(
         card,
         element(
             "details",
             element("summary", _caption(card, audit)),
             table(heads, rows, label=f"Features of {card.name}", narrow=True),
-            element("p", more, class_="note small") if len(features) > FEATURES else None,
+            element("p", " ".join(said), class_="note small") if said else None,
             open=first,
         ),
     )
@@ -208,10 +214,6 @@ def _table_card(card: Card, audit: Audit, pictures: Pictures, *, first: bool) ->
 
 def _score(name: str, value: float) -> str:
     return f"{value:.4f}" if name in ("correlation", "SSIM", "confidence") else short_number(value)
-
-
-def _value(value: float | None) -> str:
-    return "–" if value is None else f"{value:.5g}"
 
 
 def _viewer(with_originals: bool) -> Element | None:

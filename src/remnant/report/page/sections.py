@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +30,7 @@ from remnant.report.page.facts import (
 from remnant.report.sheet import short_number
 from remnant.types import Finding
 
+GAP = 2.0  # between singular values, from which on it is one
 IDS = 400  # on the page; the download has all
 TITLES = {
     Verdict.EXPOSED: "Exposed",
@@ -86,7 +88,8 @@ def adversaries(audit: Audit) -> Element:
 def _adversary(row: Attacked) -> Element:
     finding = row.finding
     facts: list[tuple[str, Child]] = [("Holds", row.holds), ("Result", row.reason)]
-    if finding is not None and finding.counted is not None:
+    spectrum = None if finding is None else spectrum_data(finding)
+    if finding is not None and spectrum is not None and told_by(spectrum):
         facts.append(("Counted", f"{finding.counted} records, without seeing the data"))
     if row.control is not None:
         told = f"{row.control.recovered} of {row.control.records} records of a twin that must leak"
@@ -173,13 +176,21 @@ def _curve(data: Sequence[Series]) -> Element:
 
 def _spectrum(data: Spectrum) -> Element:
     shown = min(len(data.values), max(40, 3 * (data.counted or 0)), 1500)
-    if data.counted is None:
+    if not told_by(data):
         caption = "No gap: the number of records cannot be read off."
+        if data.counted is not None:
+            caption += f" The attack took it for {data.counted}, as it was told."
     else:
         caption = f"The evidence alone gives away that {data.counted} records were trained on."
     if shown < len(data.values):
         caption += f" The first {shown} of {len(data.values)} values."
-    return drawing("Singular values", caption, charts.spectrum_chart(data, shown))
+    marked = data if told_by(data) else replace(data, counted=None)
+    return drawing("Singular values", caption, charts.spectrum_chart(marked, shown))
+
+
+def told_by(data: Spectrum) -> bool:
+    """Whether a gap tells the number of records: an attack may have been told it."""
+    return data.counted is not None and data.gap is not None and data.gap >= GAP
 
 
 def _bound(data: Bound) -> Element:
@@ -241,10 +252,15 @@ def reproduce(audit: Audit) -> Element:
     hashes = {**audit.hashes, **(audit.target.get("hashes") or {})}
     tables = [("Versions", audit.versions), ("Hashes", hashes), ("Seeds", audit.seeds)]
     spec = element("pre", json.dumps(audit.spec, indent=2, ensure_ascii=False))
+    described = audit.spec.get("spec")
+    model = described.get("model") if isinstance(described, Mapping) else None
+    own = isinstance(model, str) and model.rpartition(":")[0].endswith(".py")
+    said = f"Of your own code one file was imported, and no other: {model}." if own else None
     return section(
         "reproduce",
         "Run it again",
         element("pre", element("code", audit.command), class_="command"),
+        element("p", said, class_="note") if said else None,
         [exactly(title, values) for title, values in tables],
         folded("Specification", spec) if audit.spec else None,
         _trials(audit.trials),

@@ -1,0 +1,51 @@
+"""How well the released model fits each record: is what it fits best what it gives away?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remnant.attacks.glm import codes
+from remnant.auditing.case import Case
+from remnant.models.linear_files import LinearModel
+from remnant.training import loss_named
+
+
+def fit_of_records(case: Case) -> dict[str, dict[str, float]]:
+    """By id: the loss, and for classes the margin, of each record under the released model."""
+    truth, model = case.truth, case.target.model.eval()
+    like = next(model.parameters())
+    inputs = case.target.scaling.to_model(truth.inputs.reshape(-1, *case.target.input_shape))
+    with torch.no_grad():
+        parts = [model(part.to(like)) for part in inputs.split(1000)]
+    outputs, labels = torch.cat(parts).reshape(len(truth), -1).double(), truth.labels
+    name = case.loss
+    if isinstance(model, LinearModel):
+        outputs, labels, name = _as_network(model, outputs, labels)
+    loss = loss_named(name)
+    told = [{"loss": float(loss(outputs[i : i + 1], labels[i : i + 1]))} for i in range(len(truth))]
+    if not labels.is_floating_point():
+        for row, margin in zip(told, margins(outputs, labels).tolist(), strict=True):
+            row["margin"] = margin
+    return dict(zip(truth.ids, told, strict=True))
+
+
+def margins(outputs: Tensor, labels: Tensor) -> Tensor:
+    """n: the label's output less the largest other; of one output, its value on the right side."""
+    if outputs.shape[1] == 1:
+        return outputs[:, 0] * (2 * labels - 1)
+    own = outputs.gather(1, labels[:, None])[:, 0]
+    return own - outputs.scatter(1, labels[:, None], -torch.inf).max(1).values
+
+
+def _as_network(model: LinearModel, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Outputs and labels as a network's (every class an output, labels by position), and the loss.
+
+    Of Poisson regression it is the squared error of the prediction.
+    """
+    if not model.classes:
+        return outputs.exp() if model.family == "poisson" else outputs, labels.double(), "mse"
+    if model.reference:
+        outputs = torch.cat([torch.zeros(len(outputs), 1), outputs], 1)
+    positions = (labels[:, None] == torch.tensor(codes(model))).long().argmax(1)
+    return outputs, positions, "bce" if outputs.shape[1] == 1 else "ce"
