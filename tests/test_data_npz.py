@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from remnant.data import load
+from remnant.data.reading import RATIO, SMALL, check_packing
 from remnant.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -198,3 +199,22 @@ def test_broken_archives_are_one_line(tmp_path):
     path.write_bytes(damaged)
     refused(path, "CRC")
     refused(raw(tmp_path, header((1, 1)), zipfile.ZIP_LZMA), "another packing")
+
+
+def test_packing_is_judged_by_what_it_would_unpack_to():
+    check_packing("x", SMALL, 1)  # little enough
+    check_packing("x", RATIO * SMALL, SMALL)  # tight, as masks are
+    with pytest.raises(DataError, match=r"x: expected at most 100 to 1 of packing, got 64 MB"):
+        check_packing("x", SMALL + RATIO, SMALL // RATIO)
+
+
+@pytest.mark.parametrize("name", ["a/b.png", "..a", "ü", "a..b/c", "x" * 512])
+def test_ids_that_lead_nowhere_are_kept(tmp_path, name):
+    path = save(tmp_path, x=PIXELS, y=Y, id=np.array([name, "1", "2", "3", "4"]))
+    assert load(path).ids[0] == name
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../b", "/a", "\\\\host\\a", "a\tb", "", "x" * 513])
+def test_ids_that_could_do_harm_are_refused(tmp_path, name):
+    path = save(tmp_path, x=PIXELS, y=Y, id=np.array([name, "1", "2", "3", "4"]))
+    refused(path, "record ids: expected 1 to 512 printable characters")

@@ -12,7 +12,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from remnant.checkpoints import Keeper, keeping
 from remnant.errors import StoreError, expected
 from remnant.types import Candidates, Finding, Status
 
@@ -35,6 +36,7 @@ ELSEWHERE = "choose another --out or remove it"
 KEY = "remnant"
 TEMPORARY = ".remnant-"
 STATE = "state-"
+WITHIN = "within-"  # states of loops, which `keeping_states` makes and removes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,25 @@ def load_state(run: Run, name: str) -> dict[str, Tensor] | None:
     except (safetensors.SafetensorError, KeyError, OSError):
         return None
     return tensors if hash_tensors(tensors) == digest else None
+
+
+@contextmanager
+def keeping_states(run: Run) -> Iterator[None]:
+    """Long loops inside the block leave their states in the run, until the block is done.
+
+    After an interrupt or a kill the same block goes on from them.
+    """
+
+    def save(name: str, tensors: Mapping[str, Tensor]) -> Path:
+        return save_state(run, WITHIN + name, tensors)
+
+    def load(name: str) -> dict[str, Tensor] | None:
+        return load_state(run, WITHIN + name)
+
+    with keeping(Keeper(load=load, save=save)):
+        yield
+    for state in run.path.glob(f"{STATE}{WITHIN}*"):
+        state.unlink()
 
 
 def spec_hash(spec: Mapping[str, Any]) -> str:

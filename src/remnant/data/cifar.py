@@ -15,7 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import Array, check_size, make_examples, open_bytes, reading, unit
+from remnant.data.reading import (
+    RATIO,
+    SMALL,
+    Array,
+    check_size,
+    make_examples,
+    open_bytes,
+    reading,
+    unit,
+)
 from remnant.data.safe_pickle import read_batch
 from remnant.errors import DataError, expected
 from remnant.types import Examples
@@ -86,9 +95,10 @@ def read_cifar_archive(path: Path, name: str, limit: int) -> Examples:
     The tar is unpacked in memory and bounded first, since tarfile trusts the sizes that it reads.
     """
     with reading(path), open_bytes(path) as packed:
-        body = packed.read(min(limit, ARCHIVE_LIMIT) + 1)
-        if len(body) > min(limit, ARCHIVE_LIMIT):
-            raise DataError(expected(f"{path}: unpacked", f"at most {len(body) - 1} bytes", "more"))
+        most = min(limit, ARCHIVE_LIMIT, max(SMALL, RATIO * path.stat().st_size))
+        body = packed.read(most + 1)
+        if len(body) > most:
+            raise DataError(expected(f"{path}: unpacked", f"at most {most} bytes", "more"))
         with tarfile.open(fileobj=io.BytesIO(body), mode="r:") as tar:
             members = {m.name.removeprefix("./"): m for m in islice(tar, 64)}  # real: 8 or 9
             for layout in LAYOUTS:

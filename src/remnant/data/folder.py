@@ -6,6 +6,9 @@ are 8-bit and of one size; they are greyscale if all are, else RGB (transparency
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +35,21 @@ def read_folder(folder: Path, name: str, limit: int) -> Examples:
     pixels = np.empty(shape, dtype=np.uint8)
     with task("reading pictures", total=len(files)) as step:
         for row, path in zip(pixels, files, strict=True):
-            with reading(path), Image.open(path, formats=FORMATS) as image:
+            with _picture(path) as image:
                 values = np.asarray(image.convert(mode))
             row[:] = values.reshape(height, width, -1).transpose(2, 0, 1)
             step()
     ids = [path.relative_to(folder).as_posix() for path in files]
     return make_examples(unit(pixels), np.array(labels), name=name, bounds=(0.0, 1.0), ids=ids)
+
+
+@contextmanager
+def _picture(path: Path) -> Iterator[Image.Image]:
+    """The picture at `path`; one that would fill the memory is a fault, not a warning."""
+    with reading(path), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with Image.open(path, formats=FORMATS) as image:
+            yield image
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -75,5 +87,5 @@ def _common(files: list[Path]) -> tuple[tuple[int, int], str]:
 
 
 def _header(path: Path) -> tuple[tuple[int, int], str]:
-    with reading(path), Image.open(path, formats=FORMATS) as image:
+    with _picture(path) as image:
         return image.size, image.mode

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import Array, check_size, make_examples, open_bytes, reading, unit
+from remnant.data.reading import (
+    Array,
+    check_packing,
+    check_size,
+    make_examples,
+    open_bytes,
+    reading,
+    unit,
+)
 from remnant.errors import DataError, expected
 from remnant.types import Examples
 
@@ -48,7 +57,8 @@ def _read(path: Path, ndim: int, limit: int) -> Array:
             raise DataError(expected(f"{path}: magic", f"0000080{ndim}", got, "is it an idx file?"))
         shape = struct.unpack(f">{ndim}I", header[4:])
         check_size(path, shape, limit)
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
+        check_packing(path, size, path.stat().st_size)
         body = file.read(size + 1)
     if len(body) != size:
         got = f"{len(body)} bytes" if len(body) < size else "more"

@@ -13,12 +13,21 @@ None for images that leave them and for tables. Integer labels are classes, floa
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import Array, Bounds, check_size, make_examples, reading, unit
+from remnant.data.reading import (
+    Array,
+    Bounds,
+    check_packing,
+    check_size,
+    make_examples,
+    reading,
+    unit,
+)
 from remnant.errors import DataError, expected
 from remnant.types import Examples
 
@@ -61,6 +70,7 @@ def _array(archive: zipfile.ZipFile, path: Path, key: str, limit: int) -> Array:
         do = "save it as plain numbers; objects would need pickle, which can run code"
         raise DataError(expected(what, "numbers or text", "Python objects", do))
     check_size(what, shape, limit, dtype.itemsize)
+    check_packing(what, math.prod(shape) * dtype.itemsize, info.compress_size)
     with archive.open(info) as member:
         return np.lib.format.read_array(member, allow_pickle=False)
 

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from remnant.errors import DataError, RemnantError, expected
 from remnant.types import Examples
 
+RATIO, SMALL = 100, 64 * 1024**2
+"""Records are hardly packed more than 100 to 1; what unpacks to less than 64 MB does no harm."""
 LIMIT = 4 * 1024**3
 """The most bytes that one dataset may fill once it is in memory as float32."""
 
+LONGEST_ID = 512
 Array = NDArray[Any]
 Bounds = tuple[float, float] | None
 
@@ -53,6 +56,14 @@ def check_size(what: object, shape: Sequence[int], limit: int, itemsize: int = 1
         raise DataError(expected(str(what), f"at most {limit / 1024**3:.3g} GB", got, do))
 
 
+def check_packing(what: object, size: int, packed: int) -> None:
+    """Refuse a packed array before it is unpacked: a megabyte can unpack to a gigabyte of zeros."""
+    if size > SMALL and size > RATIO * packed:
+        got = f"{size / 1024**2:.0f} MB out of {packed / 1024**2:.2g} MB"
+        do = "save it unpacked if it is right"
+        raise DataError(expected(str(what), f"at most {RATIO} to 1 of packing", got, do))
+
+
 def open_bytes(path: Path) -> IO[bytes]:
     """The file's bytes, unpacked where its first two bytes say gzip."""
     with path.open("rb") as file:
@@ -75,11 +86,13 @@ def make_examples(
         raise DataError(expected(f"{name}: labels", f"{n}, one a record", len(labels)))
     with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
         values = np.ascontiguousarray(inputs, dtype=_precision(inputs))
-        finite = np.isfinite(values.astype(np.float32)).all()  # models are float32
+        finite = np.isfinite(values.astype(np.float32, copy=False)).all()  # models are float32
     if not finite:
         got = "NaN or infinity"
         raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
     names = tuple(ids) if ids is not None else tuple(f"{name}-{i:05d}" for i in range(n))
+    for given in ids or ():
+        _check_id(given, name)
     if len(names) != n or len(set(names)) != n:
         got = f"{len(names)}, of which {len(set(names))} differ"
         raise DataError(expected(f"{name}: record ids", f"{n} different ones", got))
@@ -90,6 +103,15 @@ def make_examples(
         bounds=bounds,
         name=name,
     )
+
+
+def _check_id(given: str, name: str) -> None:
+    """Ids end up in files, pages and scripts, and may be taken for paths there."""
+    path = given.replace("\\", "/")
+    upward = path.startswith("/") or ".." in path.split("/")
+    if not given or len(given) > LONGEST_ID or not given.isprintable() or upward:
+        wanted = f"1 to {LONGEST_ID} printable characters, no path that leads upward"
+        raise DataError(expected(f"{name}: record ids", wanted, ascii(given[:40])))
 
 
 def _precision(inputs: Array) -> type[np.floating[Any]]:

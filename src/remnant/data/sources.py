@@ -79,6 +79,8 @@ def _read(path: Path, limit: int) -> Examples:
     name = path.resolve().name
     if path.is_dir():
         return _read_folder(path, name, limit)
+    if not path.is_file():  # a pipe would be waited for, a device never ends
+        raise DataError(expected(str(path), "a file or a folder", "a device or a pipe"))
     lower = path.name.lower()
     if lower.endswith(".npz"):
         return read_npz(path, path.stem, limit)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.training.losses import Loss
 from remnant.training.recipes import SGD, Adam, DecayTime, GradientDescent, LossProportional
@@ -81,6 +82,10 @@ class Walk:
         self.weights, self.before = self.before, self.weights
         self.steps += 1
 
+    def restore(self, weights: Sequence[Tensor]) -> None:
+        for here, there in zip(self.weights, weights, strict=True):
+            here.copy_(there)
+
     def retreat(self) -> None:
         """Take the last step back (once)."""
         self.weights, self.before = self.before, self.weights
@@ -93,6 +98,13 @@ class Trace:
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
         self._every, self._seen = 1, 0
+
+    def state(self) -> list[Any]:
+        return [self.points, self._every, self._seen]
+
+    def restore(self, state: list[Any]) -> None:
+        points, self._every, self._seen = state
+        self.points = [(step, loss) for step, loss in points]
 
     def add(self, step: int, loss: float) -> None:
         if self._seen % self._every == 0:
@@ -197,7 +209,13 @@ def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trac
     """Plain descent until sum(lr * weight_decay) is the decay time."""
     lr, decay, time, objective, cuts = recipe.lr, recipe.weight_decay, 0.0, math.inf, 0
     stopped = "decay_time"
+    kept = checkpoint("decay", recipe, problem.inputs, problem.labels, walk.weights)
+    if kept.state is not None:
+        weights, walk.steps, lr, time, objective, cuts, traced = kept.state
+        walk.restore(weights)
+        trace.restore(traced)
     with task("training", recipe.decay_time) as tick:
+        tick(time)
         while time < recipe.decay_time:
             if walk.steps == recipe.steps:
                 stopped = "steps"
@@ -215,6 +233,9 @@ def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trac
             step = lr * min(1.0, (walk.steps + 1) / max(recipe.warmup, 1))
             walk.move(grads, lr=step, shrink=1 - step * decay)
             time += step * decay
+            if kept.due():
+                state = [walk.weights, walk.steps, lr, time, objective, cuts, trace.state()]
+                kept.save(state)
             tick(step * decay, note=f"loss {loss:.3g}")
     return stopped, {"decay_time_reached": time, "last_lr": lr, "lr_cuts": cuts}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import distinct
 from remnant.solvers.batch.frames import Coordinates, Frames, deflate
@@ -59,7 +60,13 @@ def search_graph(
     """
     whole, total, lost, worn = frames, frames.remaining, 0, 0
     found, walkers = nothing_found(len(frames.t)), None
+    kept = checkpoint("graph", frames, leak, settings, tolerance, generator=generator)
+    if kept.state is not None:
+        held, spaces, under_way, lost, worn = kept.state
+        found, frames = Found(**held), Frames(**spaces)
+        walkers = None if under_way is None else Walkers(**under_way)
     with task("searching for records", total) as step:
+        step(len(found))
         while len(found) < total and lost < settings.patience:
             walkers, points = roam(walkers, frames, leak, settings, generator)
             features, duals = solve_both(frames, points[distinct(points, 0.99)], leak, settings)
@@ -84,6 +91,8 @@ def search_graph(
             lost = 0 if new > 0 else lost + 1
             found.series.append(float(len(found)))
             step(max(0, new), note=f"{len(found)} of {total}")
+            if kept.due():
+                kept.save([found, frames, walkers, lost, worn])
     return found
 
 

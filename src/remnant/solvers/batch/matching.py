@@ -14,12 +14,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.progress import Step, task
 from remnant.solvers.batch.label_counts import infer_labels
@@ -247,22 +249,36 @@ def _descend(
     if free is not None:
         variables.append(free.clone().requires_grad_())
     low, high = (None, None) if bounds is None else (torch.as_tensor(e).to(start) for e in bounds)
-    best, kept, trace = math.inf, [v.detach().clone() for v in variables], []
-    for value, done in _iterates(objective, variables):
+    best, lowest, trace = math.inf, [v.detach().clone() for v in variables], []
+    given = [objective.observed, objective.model, objective.labels, objective.loss, settings]
+    kept = checkpoint("matching", given, start, free, low, high)
+    begin = None
+    if kept.state is not None:
+        begin, places, best, lowest, trace = kept.state
+        for variable, place in zip(variables, places, strict=True):
+            variable.data.copy_(place)
+        step(begin[0])
+    for value, done, state in _iterates(objective, variables, begin):
+        if settings.optimiser == "adam" and kept.due():
+            kept.save([state(), variables, best, lowest, trace])
         step(done)
         trace.append(value)
         if not math.isfinite(value):
             break
         if value < best:
-            best, kept = value, [v.detach().clone() for v in variables]
+            best, lowest = value, [v.detach().clone() for v in variables]
         if settings.project and low is not None:
             with torch.no_grad():
                 variables[0].clamp_(low, high)
-    return best, kept[0], kept[1] if free is not None else None, trace
+    return best, lowest[0], lowest[1] if free is not None else None, trace
 
 
-def _iterates(objective: Objective, variables: list[Tensor]) -> Iterator[tuple[float, int]]:
-    """Moves the variables; yields the distance where they stand, and the steps since the last."""
+def _iterates(
+    objective: Objective, variables: list[Tensor], begin: list[Any] | None
+) -> Iterator[tuple[float, int, Callable[[], list[Any]]]]:
+    """Moves the variables; yields the distance where they stand, the steps since the last, and
+    what to `begin` with to be there again.
+    """
     settings = objective.settings
     seen = [math.inf]
 
@@ -281,16 +297,26 @@ def _iterates(objective: Objective, variables: list[Tensor]) -> Iterator[tuple[f
         optimiser = torch.optim.Adam(variables, lr=settings.lr)
         cuts = [settings.steps * eighths // 8 for eighths in (3, 5, 7)] if settings.decay else []
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, cuts, gamma=0.1)
-        for _ in range(settings.steps):
+        first = 0
+        if begin is not None:
+            first, moments, rate = begin
+            optimiser.load_state_dict(moments)
+            schedule.load_state_dict(rate)
+        for i in range(first, settings.steps):
             evaluate()
-            yield seen[0], 1  # before the step: the value belongs to where the variables stand
+            # Before the step: the value belongs to where the variables stand.
+            yield seen[0], 1, partial(_held, i, optimiser, schedule)
             optimiser.step()
             schedule.step()
 
 
+def _held(*parts: Any) -> list[Any]:
+    return [part if isinstance(part, int) else part.state_dict() for part in parts]
+
+
 def _lbfgs(
     evaluate: Callable[[], Tensor], variables: list[Tensor], settings: Matching, seen: list[float]
-) -> Iterator[tuple[float, int]]:
+) -> Iterator[tuple[float, int, Callable[[], list[Any]]]]:
     optimiser = torch.optim.LBFGS(
         variables,
         lr=settings.lr,
@@ -305,7 +331,7 @@ def _lbfgs(
             group["max_iter"], group["max_eval"] = steps, 2 * steps
         optimiser.step(evaluate)
         evaluate()  # the line search may have ended elsewhere
-        yield seen[0], steps
+        yield seen[0], steps, list
 
 
 def soften(loss: str, free: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import complement, distinct
 from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found, slopes
@@ -52,7 +53,12 @@ def search_signals(
     """Duals until all are found or patience ends. A found record's t is exact in its signs only."""
     total = spaces.a.shape[1]
     found, lost = nothing_found(len(spaces.t)), 0
+    states = checkpoint("signals", spaces, leak, settings, tolerance, generator=generator)
+    if states.state is not None:
+        held, left, lost = states.state
+        found, spaces = Found(**held), Spaces(**left)
     with task("searching for records", total) as step:
+        step(len(found))
         while len(found) < total and lost < settings.patience:
             signals = roam_signals(spaces, leak, settings, generator)
             arrived = signals.gap < 3 * settings.arrived
@@ -70,6 +76,8 @@ def search_signals(
                 spaces = leave_out(spaces, duals.outer[chosen])
             found.series.append(float(len(found)))
             step(len(chosen), note=f"{len(found)} of {total}")
+            if states.due():
+                states.save([found, spaces, lost])
         if len(found) == total - 1:
             found = add_last(found, spaces, leak, tolerance)
             step(len(found) - total + 1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import complement, damped_cholesky, distinct
 from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found
@@ -41,7 +42,12 @@ def search_smooth(
     total = problem.t.shape[1]
     found, lost = nothing_found(len(problem.t)), 0
     z = torch.zeros(0, total, dtype=torch.float64)
+    kept = checkpoint("smooth graph", problem, settings, tolerance, generator=generator)
+    if kept.state is not None:
+        held, z, lost = kept.state
+        found = Found(**held)
     with task("searching for records", total) as step:
+        step(len(found))
         while len(found) < total and lost < settings.patience:
             # What the duals exclude is excluded a little wrongly: when lost, look everywhere.
             excluded = z[: 0 if lost % 2 else len(z)] @ problem.inverse1.T
@@ -61,6 +67,8 @@ def search_smooth(
             )
             found.series.append(float(len(found)))
             step(len(chosen), note=f"{len(found)} of {total}")
+            if kept.due():
+                kept.save([found, z, lost])
     return found
 
 
