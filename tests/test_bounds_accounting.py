@@ -139,8 +139,8 @@ def test_calibration_finds_the_known_noise_from_afar():
         ("sampling_rate", math.nan, "sampling rate"),
         ("steps", 0, "steps: expected a whole number, 1 or more, got 0"),
         ("steps", 2.5, "steps"),
-        ("steps", 10**400, "noise multiplier and steps: expected 0.01 to 1e6 and at most 1e7"),
-        ("noise_multiplier", 1e-300, "noise multiplier and steps: expected 0.01 to 1e6"),
+        ("steps", 10**400, "noise multiplier and steps: expected 0.001 to 1e6 and at most 1e7"),
+        ("noise_multiplier", 1e-300, "noise multiplier and steps: expected 0.001 to 1e6"),
         ("clip", 0.0, "clip"),
         ("adjacency", "swap", "adjacency: expected one of zero-out, add-remove, replace-one"),
     ],
@@ -158,9 +158,20 @@ def test_bad_deltas_are_one_line(delta):
             function(FULL, delta)
 
 
+def test_little_noise_is_accounted_for_in_full_batches_only():
+    # mu^2 / 2 + mu Phi^-1(1 - delta), nearly: the loss is Gaussian and delta its upper tail.
+    little = bounds.noise_for_epsilon(Ledger(noise_multiplier=1.0, steps=30), 1e6, 1e-5)
+    assert little.noise_multiplier < 0.01
+    assert little.mu**2 / 2 + 4.265 * little.mu == pytest.approx(1e6, rel=1e-4)
+    with pytest.raises(InputError, match=r"expected 0\.01 to 1e6 .* got 0\.005 and 3"):
+        Ledger(noise_multiplier=0.005, steps=3, sampling_rate=0.5)
+
+
 def test_noise_that_cannot_be_found_is_one_line():
     with pytest.raises(InputError, match="noise: expected enough of it"):
         bounds.noise_for_epsilon(FULL, 1e-15, 1e-30)
+    with pytest.raises(InputError, match=r"noise: expected a need of it, got none down to 0\.001"):
+        bounds.noise_for_epsilon(FULL, 1e12, 1e-5)
     with pytest.raises(InputError, match="epsilon: expected a number above 0"):
         bounds.noise_for_epsilon(FULL, 0.0, 1e-5)
 

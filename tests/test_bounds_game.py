@@ -110,3 +110,30 @@ def test_a_sound_bound_is_seldom_accused():
     counts = np.random.default_rng(0).binomial(200, 0.1, size=2000)
     accused = sum(bounds.compare(int(k), 200, 0.1, confidence=0.99).violated for k in counts)
     assert accused <= 2000 * 0.01 * 1.6
+
+
+def test_records_of_one_run_may_leak_together():
+    ledger = bounds.Ledger(noise_multiplier=4.0, steps=1)
+    kappa = math.log(0.05)
+    one = bounds.chance_in_one_run(ledger, kappa, 1, 1)
+    assert one == pytest.approx(bounds.blow_up(ledger, kappa))  # of one record it is the bound
+    alone = bounds.chance_in_one_run(ledger, kappa, 10, 10, together=False)
+    assert alone == pytest.approx(one)  # they may all hang on one event: Markov
+    assert bounds.chance_in_one_run(ledger, kappa, 10, 10) < math.log(1e-6)  # product prior
+    assert bounds.chance_in_one_run(ledger, math.log(0.9), 1, 10) == 0.0
+    fewer = [bounds.chance_in_one_run(ledger, kappa, k, 10) for k in range(1, 11)]
+    assert fewer == sorted(fewer, reverse=True)
+    for k in (0, 11):
+        with pytest.raises(InputError, match="successes: expected 1 to 10"):
+            bounds.chance_in_one_run(ledger, kappa, k, 10)
+
+
+def test_the_chance_in_one_run_bounds_the_best_guesses():
+    """n records of +1 or -1, each seen once through the noise: counts of right guesses."""
+    ledger, n = bounds.Ledger(noise_multiplier=2.0, steps=1), 8
+    # Zero-out: a record moves its own coordinate by one, as likely up as down; kappa is a half.
+    runs = np.random.default_rng(1).standard_normal((20_000, n)) * 2.0 + 1.0
+    right = (runs > 0).sum(1)
+    for k in range(4, n + 1):
+        allowed = math.exp(bounds.chance_in_one_run(ledger, math.log(0.5), k, n))
+        assert (right >= k).mean() <= allowed + 0.01

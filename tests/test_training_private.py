@@ -120,7 +120,9 @@ def test_noise_has_the_promised_size(clipping):
     for noise in (0.0, 2.0):
         seen = recipe(steps=1, noise=noise, clip=0.3, clipping=clipping)
         private(
-            big, seen, watch=lambda _, s: sums.append(torch.cat([x.flatten() for x in s]).clone())
+            big,
+            seen,
+            watch=lambda _, s, rows: sums.append(torch.cat([x.flatten() for x in s]).clone()),
         )
     noise = sums[1] - sums[0]
     assert noise.std().item() == pytest.approx(0.6, rel=0.03)
@@ -134,7 +136,7 @@ def test_poisson_sampling_draws_each_record_by_itself():
     nn.init.zeros_(model[1].weight)
     nn.init.zeros_(model[1].bias)
     # At zero weights every record's gradient for its own class's bias is -0.9, the others' 0.1.
-    count = lambda _, sums: size.append(sums[1].abs().sum().item())  # noqa: E731
+    count = lambda _, sums, rows: size.append(sums[1].abs().sum().item())  # noqa: E731
     one_class = dataclasses.replace(DIGITS, labels=torch.zeros(40, dtype=torch.long))
     ran = private(model, drawn, one_class, watch=count)
     sizes = np.array(size) / 1.8
@@ -207,10 +209,10 @@ def test_model_without_gradients_is_refused():
         private(nn.Sequential(nn.Flatten()), recipe())
 
 
-def named_in_the_game(noise, trials, clipping=True):
+def named_in_the_game(noise, trials, **changes):
     """How often the matched filter names the right one of 4 candidates."""
     known, four = DIGITS.take(range(12)), DIGITS.take(range(20, 24))
-    settings = recipe(steps=4, noise=noise, clip=0.5, clipping=clipping)
+    settings = recipe(**{"steps": 4, "noise": noise, "clip": 0.5} | changes)
     model, right = network("mlp:64-4-10:tanh"), 0
     for trial in range(trials):
         truth = trial % 4
@@ -246,6 +248,40 @@ def test_a_run_that_broke_its_promise_is_caught():
     assert verdict.text.startswith("ACCOUNTING ERROR")
 
 
-def test_matched_filter_needs_full_batches():
-    with pytest.raises(InputError, match="full batches"):
-        MatchedFilter(network(), DIGITS, DIGITS, recipe(sampling=0.5), scaling=Scaling())
+def test_matched_filter_on_a_sampled_run_stays_below_the_bound():
+    certain, _ = named_in_the_game(noise=0.02, trials=4, sampling=0.5, steps=12)
+    assert certain == 4
+    right, settings = named_in_the_game(noise=1.0, trials=40, sampling=0.5, steps=6)
+    ledger = bounds.Ledger(noise_multiplier=1.0, steps=settings.steps, sampling_rate=0.5)
+    gamma = math.exp(bounds.blow_up(ledger, bounds.candidates(4)))
+    assert gamma == pytest.approx(0.707, abs=1e-3)
+    assert not bounds.compare(right, 40, gamma).violated
+    assert right > 12
+
+
+def test_scores_of_a_sampled_step_are_log_likelihood_ratios():
+    known, two = DIGITS.take(range(3)), DIGITS.take(range(20, 22))
+    settings, model = recipe(noise=0.7, sampling=0.3, clip=0.5), network("mlp:64-4-10:tanh")
+    guess = MatchedFilter(model, known, two, settings, scaling=Scaling())
+    weights = [p.detach() for p in model.parameters()]
+    own, _ = guess.candidates.clipped(weights, torch.arange(2))
+    drawn, _ = guess.known.total(weights, torch.tensor([0, 2]))
+    noise = [0.35 * torch.randn(w.shape, generator=seeded(), dtype=w.dtype) for w in weights]
+    seen = [a + g[1] + n for a, g, n in zip(drawn, own, noise, strict=True)]
+    guess(weights, seen, torch.tensor([0, 2, 3]))  # row 3 is the candidate's, and not looked at
+    wanted = []
+    law = torch.distributions.Normal(0.0, 0.35)
+    for k in range(2):
+        rest = torch.cat([(s - a).flatten() for s, a in zip(seen, drawn, strict=True)])
+        mine = torch.cat([g[k].flatten() for g in own])
+        ratio = (law.log_prob(rest - mine) - law.log_prob(rest)).sum()
+        wanted.append(math.log(0.7 + 0.3 * math.exp(ratio)))
+    assert guess.scores.tolist() == pytest.approx(wanted)
+    again = MatchedFilter(model, known, two, settings, scaling=Scaling())
+    again(weights, seen, torch.tensor([0, 2]))
+    assert torch.equal(again.scores, guess.scores)
+
+
+def test_matched_filter_needs_noise():
+    with pytest.raises(InputError, match="matched filter: expected some noise, got noise 0"):
+        MatchedFilter(network(), DIGITS, DIGITS, recipe(noise=0), scaling=Scaling())

@@ -17,6 +17,7 @@ from remnant.bounds.accounting import (
 from remnant.bounds.blowup import (
     Simulated,
     blow_up,
+    chance_in_one_run,
     gaussian_blow_up,
     noise_for_gamma,
     simulated_blow_up,
@@ -56,6 +57,7 @@ __all__ = [
     "ball_by_dimension",
     "blow_up",
     "candidates",
+    "chance_in_one_run",
     "clopper_pearson",
     "compare",
     "delta_from_rero",

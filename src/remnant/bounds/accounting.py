@@ -29,7 +29,9 @@ ADJACENCIES = ("zero-out", "add-remove", "replace-one")
 FRACTIONS = np.array([1.01, 1.02, 1.05, *(k / 10 for k in range(11, 110) if k % 10)])
 INTEGERS = np.array([*range(2, 65), *(2.0 ** (np.arange(13, 25) / 2)).round()])
 ORDERS: Floats = np.sort(np.concatenate([FRACTIONS, INTEGERS]))
-LARGEST, SMALLEST = 13, -4.6  # logarithms between which noise is looked for
+# Noise multipliers at which the accounting can be trusted: the closed form of full batches is
+# exact far below what a loss distribution resolves.
+LEAST_SAMPLED, LEAST_FULL, MOST = 0.01, 0.001, 1e6
 POINTS = 40_000  # of a privacy loss distribution up to its largest loss: 1e-4 off, in 0.2 s
 
 
@@ -50,17 +52,22 @@ class Ledger:
     def __post_init__(self) -> None:
         checks.positive("noise multiplier", self.noise_multiplier)
         checks.count("steps", self.steps)
-        if not 0.01 <= self.noise_multiplier <= 1e6 or self.steps > 10**7:
-            came = f"{self.noise_multiplier:g} and {str(self.steps)[:12]}"
-            wanted = "0.01 to 1e6 and at most 1e7, where the accounting can be trusted"
-            raise InputError(expected("noise multiplier and steps", wanted, came))
         if not 0 < self.sampling_rate <= 1:
             got = self.sampling_rate
             raise InputError(expected("sampling rate", "above 0 and at most 1", got))
+        if not self.least <= self.noise_multiplier <= MOST or self.steps > 10**7:
+            came = f"{self.noise_multiplier:g} and {str(self.steps)[:12]}"
+            wanted = f"{self.least:g} to 1e6 and at most 1e7, where the accounting can be trusted"
+            raise InputError(expected("noise multiplier and steps", wanted, came))
         checks.positive("clip", self.clip)
         if self.adjacency not in ADJACENCIES:
             wanted = f"one of {', '.join(ADJACENCIES)}"
             raise InputError(expected("adjacency", wanted, self.adjacency))
+
+    @property
+    def least(self) -> float:
+        """The smallest noise multiplier that is accounted for."""
+        return LEAST_FULL if self.sampling_rate == 1 else LEAST_SAMPLED
 
     @property
     def replaces(self) -> bool:
@@ -154,7 +161,8 @@ def epsilon(ledger: Ledger, delta: float) -> float:
     checks.inside("delta", delta)
     if ledger.sampling_rate == 1:
         dp = import_module("dp_accounting")
-        return float(dp.get_epsilon_gaussian(1 / ledger.mu, delta))
+        with np.errstate(divide="ignore"):  # it takes log 0 on its way, rightly
+            return float(dp.get_epsilon_gaussian(1 / ledger.mu, delta))
     by_losses = float(loss_distribution(ledger).get_epsilon_for_delta(delta))
     return min(by_losses, epsilon_by_renyi(ledger, delta))
 
@@ -196,14 +204,15 @@ def least_noise(template: Ledger, excess: Callable[[Ledger], float]) -> Ledger:
         return excess(at(log_noise))
 
     low = high = math.log(template.noise_multiplier)
+    least, most = math.log(template.least) + 1e-9, math.log(MOST) - 1e-9
     while above(high) > 0:
-        low, high = high, high + 0.5
-        if high > LARGEST:
-            raise InputError(f"noise: expected enough of it, got too little at e^{LARGEST}")
+        if high == most:
+            raise InputError(f"noise: expected enough of it, got too little at {MOST:g}")
+        low, high = high, min(high + 0.5, most)
     while above(low) <= 0:
-        low, high = low - 0.5, low
-        if low < SMALLEST:
-            raise InputError(f"noise: expected a need of it, got none down to e^{SMALLEST}")
+        if low == least:
+            raise InputError(f"noise: expected a need of it, got none down to {template.least:g}")
+        low, high = max(low - 0.5, least), low
     root: float = brentq(above, low, high, xtol=5e-5)
     while above(root) > 0:  # err to the side of more noise
         root += 5e-5

@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import bdtrik, log_ndtr, ndtri_exp
+from numpy.typing import NDArray
+from scipy.special import bdtrik, gammaln, log_ndtr, ndtri_exp
 
 from remnant.bounds import checks
 from remnant.bounds.accounting import (
@@ -62,6 +63,31 @@ def _from_losses(ledger: Ledger, log_kappa: float) -> float:
     delta = pmf._infinity_mass + float(probabilities[turn + 1 :] @ -np.expm1(-greater))
     logs = np.logaddexp(log_kappa + losses[turn], math.log(delta))
     return float(min(0.0, max(log_kappa, logs)))
+
+
+def chance_in_one_run(
+    ledger: Ledger, log_kappa: float, successes: int, trials: int, *, together: bool = True
+) -> float:
+    """log of the largest probability that so many of a run's records come back.
+
+    Records of one run are not independent trials. But the law without any s of them, drawn apart
+    from each other, gives all s back with probability kappa^s, and is s times as far away as the
+    law without one. So many successes hold binomial(successes, s) such sets, of
+    binomial(trials, s); the best s counts, and s = 1 is Markov's inequality. Sampling is taken for
+    full batches, which leak no less. Not `together`: each guess was made by someone who knew the
+    other records, and then only s = 1 holds.
+    """
+    if not 0 < successes <= trials:
+        raise InputError(expected("successes", f"1 to {trials}", successes))
+    s = np.arange(1, (successes if together else 1) + 1)
+    sets = _log_binomial(trials, s) - _log_binomial(successes, s)
+    blown = log_ndtr(ndtri_exp(s * log_kappa) + s * ledger.mu)
+    return float(min(0.0, (sets + blown).min()))
+
+
+def _log_binomial(n: int, k: NDArray[np.int64]) -> Floats:
+    found: Floats = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ def compare(successes: int, trials: int, gamma: float, *, confidence: float = 0.
     """Whether so many successes can be had under a bound of gamma on their probability.
 
     Only a lower limit above gamma is an error, so that a sound bound is accused with probability
-    1 - confidence at most.
+    1 - confidence at most. Trials are independent runs; records of one run may leak together, and
+    `chance_in_one_run` is for them.
     """
     if not 0 <= gamma <= 1:
         raise InputError(expected("gamma", "0 to 1", gamma))

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
@@ -26,19 +25,11 @@ from remnant.training.descent import batches
 from remnant.training.losses import check_labels, loss_named
 from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe
 from remnant.training.run import named, prepare
+from remnant.training.stacked import Forward, stacked_forward
 from remnant.types import Examples, Scaling, Weights
-
-Forward = Callable[[Sequence[Tensor], Tensor, bool], Tensor]
-"""(stacked weights, inputs, shared) -> K x c x n. Shared inputs are n x shape, own ones K x n x
-shape. Outputs come before records: products then need no transposing, and a softmax over ten
-entries that lie apart is twenty times as fast as over ten that lie together."""
 
 FixedStep = GradientDescent | SGD | Adam
 MEMORY = 1 << 30  # bytes that one chunk of a fleet may fill, roughly
-_ELEMENTWISE = (
-    nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU,
-    nn.Softplus, nn.Identity,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,8 +105,8 @@ def share(
 def check_recipe(recipe: Recipe | object) -> FixedStep:
     """A recipe whose steps do not depend on the losses seen, or an error that says so."""
     if not isinstance(recipe, GradientDescent | SGD | Adam):
-        got = type(recipe).__name__
-        raise InputError(expected("fleet: recipe", "GradientDescent, SGD or Adam", got))
+        wanted, got = "GradientDescent, SGD or Adam", type(recipe).__name__
+        raise InputError(expected("fleet: recipe", wanted, got))
     if recipe.stop_loss is not None:
         got = f"stop_loss {recipe.stop_loss:g}"
         raise InputError(expected("fleet: recipe", "a fixed number of steps", got))
@@ -126,7 +117,7 @@ def rows_of(
     recipe: FixedStep, records: int, order: torch.Generator | None
 ) -> tuple[Tensor | None, ...]:
     """The rows of every step, drawn as `train` draws them."""
-    size = None if isinstance(recipe, GradientDescent) else recipe.batch_size
+    size = recipe.batch_size if isinstance(recipe, SGD | Adam) else None
     if isinstance(recipe, SGD):
         steps = recipe.epochs * math.ceil(records / recipe.batch_size)
     else:
@@ -134,68 +125,6 @@ def rows_of(
     if size is not None and order is None:
         raise InputError(expected("fleet: mini-batches", "a generator for their order", "none"))
     return tuple(islice(batches(records, size, order or torch.Generator()), steps))
-
-
-def stacked_forward(model: nn.Module) -> Forward:
-    """Batched matrix products for dense networks, `vmap` for any other model."""
-    layers = _dense_layers(model)
-    if layers is None:
-        return _mapped(model)
-
-    def forward(weights: Sequence[Tensor], inputs: Tensor, shared: bool) -> Tensor:
-        features = inputs.flatten(1).T if shared else inputs.flatten(2).transpose(1, 2)
-        left = list(weights)
-        for layer in layers:
-            if not isinstance(layer, nn.Linear):
-                features = layer(features)
-                continue
-            weight = left.pop(0)
-            features = _product(weight, features)
-            if layer.bias is not None:
-                features = features + left.pop(0)[:, :, None]
-        return features
-
-    return forward
-
-
-def _product(weight: Tensor, features: Tensor) -> Tensor:
-    """K x h x d times d x n, as one product, or times K x d x n."""
-    if features.ndim == 3:
-        return torch.bmm(weight, features)
-    count, wide, deep = weight.shape
-    return (weight.reshape(count * wide, deep) @ features).view(count, wide, -1)
-
-
-def _dense_layers(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of an nn.Sequential of Flatten, Linear and elementwise activations, else None."""
-    if type(model) is not nn.Sequential:
-        return None
-    layers = list(model)
-    if layers and type(layers[0]) is nn.Flatten:
-        layers = layers[1:]
-    if not all(type(layer) is nn.Linear or _elementwise(layer) for layer in layers):
-        return None
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    tied = len({id(layer) for layer in linear}) < len(linear)
-    return None if tied or not layers or layers[0] is not linear[0] else layers
-
-
-def _elementwise(layer: nn.Module) -> bool:
-    return type(layer) in _ELEMENTWISE or bool(getattr(layer, "elementwise", False))
-
-
-def _mapped(model: nn.Module) -> Forward:
-    names = [name for name, _ in model.named_parameters()]
-
-    def one(weights: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(model, dict(zip(names, weights, strict=True)), (inputs,))
-        return outputs
-
-    def forward(weights: Sequence[Tensor], inputs: Tensor, shared: bool) -> Tensor:
-        mapped: Tensor = vmap(one, in_dims=(0, None if shared else 0))(tuple(weights), inputs)
-        return mapped.transpose(1, 2)
-
-    return forward
 
 
 def step_gradient(
@@ -211,14 +140,21 @@ def step_gradient(
 
     weights: K x shape each, requiring gradients. extra: K x m x shape, labels: K x m.
     """
+    loss = step_loss(run, weights, step, extra, labels)
+    return torch.autograd.grad(loss, list(weights), create_graph=graph)
+
+
+def step_loss(
+    run: SharedRun, weights: Sequence[Tensor], step: int, extra: Tensor, labels: Tensor
+) -> Tensor:
+    """The sum of the K models' mean losses on that step's batch: each sees its own weights only."""
     outputs, wanted = _outputs(run, weights, run.rows[step], extra, labels)
     if run.recipe.loss == "ce":
         mean = F.cross_entropy(outputs, wanted)
     else:
         loss = loss_named(run.recipe.loss)
         mean = loss(outputs.transpose(1, 2).flatten(0, 1), wanted.flatten(0, 1))
-    # K times the mean over all is the sum of the K means: each model's weights see only its own.
-    return torch.autograd.grad(mean * len(extra), list(weights), create_graph=graph)
+    return mean * len(extra)
 
 
 def _outputs(
