@@ -1,22 +1,25 @@
 """The attack on final weights alone: end to end on small targets, and what it says of itself."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from remnant.attacks.kkt import KKT, duals_for, objective_for, outcome
+from remnant.attacks.kkt import KKT, duals_for, misclassified, objective_for, outcome
 from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.scoring import score
+from remnant.solvers.consensus import cluster
 from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import read_network
 from remnant.solvers.kkt.optimisers import Moment, Search
 from remnant.solvers.kkt.paper import RANGES, Descent, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.search import best_duals, descend, objective
+from remnant.solvers.kkt.rounds import most_starts_first, settled
+from remnant.solvers.kkt.search import Found, best_duals, descend, objective
 from remnant.training import DecayTime, train
 from remnant.types import Knowledge, Scaling, Status, Target
 
@@ -47,12 +50,13 @@ def test_records_come_back_from_the_weights_and_starts_agree_on_them():
     target, truth = digits_target()
     found = KKT(starts=3, steps=200)(target, generator=seeded())
     right = score(truth, found.inputs).correlation
-    assert int((right > 0.8).sum()) >= 8
-    assert len(found) == 20
+    assert int((right > 0.8).sum()) >= 9
+    assert 10 <= len(found) <= 20
     assert found.status is Status.PARTIAL
     assert "not a certificate" in found.reason
     assert found.figures["imbalance"] < 0.01
-    assert found.figures["agreed"] >= 6
+    assert found.figures["agreed"] >= 8
+    assert found.figures["misclassified"] == 0
     assert (found.confidence.diff() <= 0).all()
     assert found.inputs.min() >= 0
     assert found.inputs.max() <= 1
@@ -80,10 +84,35 @@ def test_an_unfinished_model_is_called_so():
 
 def test_later_rounds_are_judged_by_the_first():
     target, truth = digits_target()
-    found = KKT(starts=2, steps=100, rounds=2)(target, generator=seeded())
+    found = KKT(starts=2, steps=40, rounds=2)(target, generator=seeded())
     assert int((score(truth, found.inputs).correlation > 0.8).sum()) >= 6
     assert max(found.figures["found_by"]) <= 2
     assert min(found.figures["found_by"]) == 0  # what only a later round has
+
+
+def test_starts_that_did_not_come_to_rest_are_left_out_and_most_starts_go_first():
+    rows = torch.tensor([[0, 1], [0, 2], [3, 2], [0, 1]])
+    inputs = torch.eye(4, dtype=torch.float64)[rows]  # 4 starts x 2 candidates x 4 pixels
+    total = torch.tensor([[1.0], [2.0], [9.0], [2.9]])
+    found = Found(
+        coordinates=inputs,
+        inputs=inputs,
+        duals=total,
+        outputs=inputs,
+        misfit=total,
+        range_misfit=total,
+        trace=[],
+    )
+    kept = settled(found)
+    assert torch.equal(kept.inputs, inputs[[0, 1, 3]])
+    assert len(settled(replace(found, misfit=total**4)).inputs) == 2
+    groups = most_starts_first(cluster(kept.inputs), 3)
+    assert groups.starts.tolist() == [3, 2, 1]
+    assert groups.member.tolist() == [[0, 1], [0, 2], [0, 1]]
+    assert groups.agreement[0] == 1
+    assert groups.agreement[1] <= 2 / 3
+    # the rows of the identity as outputs: what the model says of the seeds is 0, 1 and 2
+    assert misclassified(kept, groups, torch.tensor([0, 3, 2])).tolist() == [False, True, False]
 
 
 def test_biases_and_regression_and_convolutions_run():

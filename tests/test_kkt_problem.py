@@ -8,7 +8,7 @@ from remnant.gradients import smoothed, weighted_sum
 from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import balance, read_network
 from remnant.solvers.kkt.problem import forward, misfits, pose, range_misfit, signals
-from remnant.solvers.kkt.scale import largest_in_box
+from remnant.solvers.kkt.scale import OUTSIDE, largest_in_box, scaled_to_box
 
 
 def dense(bias=True, c=3):
@@ -190,3 +190,9 @@ def test_the_largest_scale_that_fits_the_box():
     found = largest_in_box(inputs, low, high, 0.0)
     assert found[0] == pytest.approx(2.0, rel=0.02)
     assert found[1] == pytest.approx(0.5, rel=0.02)
+    # told the scale, only data that fill the box are brought to it
+    corners = 0.25 * torch.tensor([[1.0, -1.0, 1.0, 1.0], [-1.0, -1.0, 1.0, -1.0]])
+    for rows, told in ((inputs, False), (corners, True)):
+        largest = rows * largest_in_box(rows, low, high, OUTSIDE)[:, None]
+        assert torch.equal(scaled_to_box(rows, low, high, told=told), largest)
+    assert torch.equal(scaled_to_box(inputs, low, high, told=True), inputs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remnant.attacks.outcome import model_box, nothing
 from remnant.errors import InputError, expected
@@ -20,7 +20,7 @@ from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
 from remnant.solvers.kkt.paper import Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.rounds import search_in_rounds
-from remnant.solvers.kkt.scale import OUTSIDE, largest_in_box
+from remnant.solvers.kkt.scale import scaled_to_box
 from remnant.solvers.kkt.search import Found
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.types import Candidates, Status, Target
@@ -116,7 +116,7 @@ class KKT:
 
     def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
         """Weights that did well on other draws than those reported (docs/final-weights.md)."""
-        weight, whiten = 1.0, 0.5
+        weight, whiten, conv = 1.0, 0.5, layers[0].conv
         if duals.objective == "free":
             weight, whiten = 3.0, 0.0
         elif duals.outputs == 1:
@@ -124,7 +124,8 @@ class KKT:
         return Search(
             optimiser=self.optimiser,
             steps=self.steps or 1000,
-            lr=0.05 if layers[0].conv else 0.1,
+            lr=0.05 if conv else 0.1,
+            sharpness=(5.0 if conv else 1.0, 50.0),
             range_weight=weight if self.range_weight is None else self.range_weight,
             whiten=whiten if self.whiten is None else self.whiten,
             tv_weight=self.tv_weight,
@@ -227,18 +228,27 @@ def conclude(
     box = model_box(target)
     if box is not None:
         if all(layer.bias is None for layer in layers):
-            centres = centres * largest_in_box(centres, *box, OUTSIDE[duals.objective])[:, None]
+            told = duals.objective == "soft" and duals.outputs > 2
+            centres = scaled_to_box(centres, *box, told=told)
         centres = centres.clamp(*(end.flatten() for end in box))
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
     agreed = groups.starts[:m] >= math.ceil(AGREED * k)
     status, words = outcome(duals.objective, k, int(agreed.sum()))
+    labels, wrong = None, None
+    if duals.objective != "free":
+        labels = duals.labels[groups.seed[:m] % m]
+        wrong = int((misclassified(found, groups, labels) & agreed).sum())
     if state.imbalance > UNBALANCED:
         status = Status.INCONCLUSIVE
         words += (
             f"; hidden neurons are out of balance by {state.imbalance:.2f}: the model was not "
             "trained to a stationary point under weight decay, where agreement is no evidence"
         )
-    labels = None if duals.objective == "free" else duals.labels[groups.seed[:m] % m]
+    elif wrong:
+        words += (
+            f"; the model gives {wrong} of them another label: either it does not separate its "
+            "records, or these are none"
+        )
     return Candidates(
         inputs=data.float(),
         confidence=groups.agreement[:m].float(),
@@ -251,6 +261,7 @@ def conclude(
             "gap": spectrum.gap,
             "objective": duals.objective,
             "agreed": int(agreed.sum()),
+            "misclassified": wrong,
             "found_by": groups.starts[:m].tolist(),
             "clusters": len(groups),
             "imbalance": state.imbalance,
@@ -259,6 +270,13 @@ def conclude(
         },
         trace={"singular_values": spectrum.values.tolist(), "misfit": found.trace},
     )
+
+
+def misclassified(found: Found, groups: Clusters, labels: Tensor) -> Tensor:
+    """Of the first clusters, those that the model gives another label than they were sought by."""
+    outputs = found.outputs.flatten(0, 1)[groups.seed[: len(labels)]]
+    said = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+    return said != labels
 
 
 def outcome(objective: Objective, starts: int, agreed: int) -> tuple[Status, str]:

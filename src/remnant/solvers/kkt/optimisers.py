@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from remnant.checkpoints import Checkpoint
 from remnant.progress import Step
 
 Optimiser = Literal["adam", "varpro", "lbfgs"]
@@ -28,7 +29,7 @@ class Search:
     finish: int = 20  # iterations of L-BFGS in float64
     lr: float = 0.1
     spread: float = 0.3  # deviation of the first coordinates
-    sharpness: tuple[float, float] = (5.0, 50.0)
+    sharpness: tuple[float, float] = (1.0, 50.0)
     range_weight: float = 1.0
     whiten: float = 0.5  # power of the first layer's singular values, reached at the end
     box_weight: float = 1.0
@@ -65,11 +66,18 @@ def by_adam(
     solve_duals: Callable[[Tensor, Tensor, Moment], Tensor] | None,
     trace: list[float],
     step: Step,
+    kept: Checkpoint,
 ) -> tuple[Tensor, Tensor]:
     """All starts at once: Adam works entry by entry, so they stay independent."""
+    first, seen = 0, list[float]()
+    if kept.state is not None:
+        first, s, raw, seen, trace[:], moments = kept.state
+        step(first)
     s, raw = s.clone().requires_grad_(), raw.clone().requires_grad_()
     optimiser = torch.optim.Adam([s, raw], lr=search.lr)
-    for i in range(search.steps):
+    if first:
+        optimiser.load_state_dict(moments)
+    for i in range(first, search.steps):
         share = i / search.steps
         if i % REFRESH == 0:
             seen = spreads(s)
@@ -83,6 +91,8 @@ def by_adam(
         optimiser.step()
         if i % REFRESH == 0:
             trace.append(float(value.detach()) / len(s))
+        if kept.due():
+            kept.save([i + 1, s, raw, seen, trace, optimiser.state_dict()])
         step()
     return s.detach(), raw.detach()
 
@@ -94,12 +104,18 @@ def by_stages(
     total: Total,
     spreads: Callable[[Tensor], list[float]],
     step: Step,
+    kept: Checkpoint,
 ) -> tuple[Tensor, Tensor]:
     """L-BFGS at a sharpness that is held for a stage and then raised."""
-    each = max(1, search.steps // STAGES)
-    for stage in range(STAGES):
+    each, first = max(1, search.steps // STAGES), 0
+    if kept.state is not None:
+        first, s, raw = kept.state
+        step(first * each)
+    for stage in range(first, STAGES):
         at = moment(search, (stage + 0.5) / STAGES, spreads(s))
         s, raw = by_lbfgs(s, raw, total, at, each)
+        if kept.due():
+            kept.save([stage + 1, s, raw])
         step(each)
     return s, raw
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.checkpoints import checkpoint
 from remnant.gradients import smoothed, weighted_sum
 from remnant.progress import task
 from remnant.solvers.kkt.duals import Duals
@@ -73,23 +74,22 @@ def descend_on_pixels(
     generator: torch.Generator,
 ) -> Descended:
     """One run in the model's own precision; a run that diverges stops there."""
-    parameter = next(model.parameters())
-    dtype, device = parameter.dtype, parameter.device
     smooth = smoothed(model, alpha=settings.alpha).eval()
-    m, c = len(duals.labels), duals.outputs
-    start = torch.randn(m, *input_shape, generator=generator, dtype=torch.float64)
-    x = (settings.sigma * start).to(device, dtype).requires_grad_()
-    several = duals.objective == "free" and c > 1
-    first = torch.rand((m, c) if several else (m,), generator=generator, dtype=torch.float64)
-    if duals.objective == "free":
-        first = 2 * first - 1
-    dual = first.to(device, dtype).requires_grad_()
+    like = next(model.parameters()).detach()
+    x, dual = _start(input_shape, duals, settings.sigma, like, generator)
     optimiser = torch.optim.SGD([x, dual], lr=settings.lr, momentum=settings.momentum)
     ends = None if box is None else [end.to(x.detach()) for end in box]
     trace: list[float] = []
-    value = math.inf
+    value, begin = math.inf, 0
+    kept = checkpoint("kkt on pixels", model, duals, settings, ends, x, dual)
+    if kept.state is not None:
+        begin, place, held, value, trace, velocities = kept.state
+        x.data.copy_(place)
+        dual.data.copy_(held)
+        optimiser.load_state_dict(velocities)
     with task("descent on pixels", settings.steps) as step:
-        for i in range(settings.steps):
+        step(begin)
+        for i in range(begin, settings.steps):
             loss = _loss(smooth, x, dual, duals, settings.lambda_min, ends)
             value = float(loss.detach())
             if not math.isfinite(value):
@@ -99,6 +99,8 @@ def descend_on_pixels(
             optimiser.step()
             if i % max(1, settings.steps // 100) == 0:
                 trace.append(value)
+            if kept.due():
+                kept.save([i + 1, x, dual, value, trace, optimiser.state_dict()])
             step()
     return Descended(
         inputs=torch.nan_to_num(x.detach(), posinf=0.0, neginf=0.0),
@@ -106,6 +108,19 @@ def descend_on_pixels(
         loss=value,
         trace=trace,
     )
+
+
+def _start(
+    shape: tuple[int, ...], duals: Duals, sigma: float, like: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random inputs m x shape and raw duals, m or m x c, drawn in float64."""
+    m, c = len(duals.labels), duals.outputs
+    inputs = torch.randn(m, *shape, generator=generator, dtype=torch.float64)
+    several = duals.objective == "free" and c > 1
+    first = torch.rand((m, c) if several else (m,), generator=generator, dtype=torch.float64)
+    if duals.objective == "free":
+        first = 2 * first - 1
+    return (sigma * inputs).to(like).requires_grad_(), first.to(like).requires_grad_()
 
 
 def _loss(

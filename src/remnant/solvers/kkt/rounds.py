@@ -8,8 +8,11 @@ no longer independent: how many agree on a candidate is counted among the first 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from remnant.solvers.consensus import Clusters, cluster, judged_by
 from remnant.solvers.kkt.duals import Duals
@@ -18,6 +21,7 @@ from remnant.solvers.kkt.problem import Problem
 from remnant.solvers.kkt.search import Found, descend
 
 KEPT = 0.5  # share of the starts that must agree for a candidate to be kept
+SETTLED = 3.0  # a start whose misfit is above that many times the least has not come to rest
 
 
 def search_in_rounds(
@@ -29,19 +33,52 @@ def search_in_rounds(
     rounds: int,
     generator: torch.Generator,
 ) -> tuple[Found, Clusters]:
-    """The last round's candidates, and their clusters as independent starts agree on them."""
-    found = first = descend(problem, duals, search, starts=starts, generator=generator)
+    """The last round's candidates, and their clusters as independent starts agree on them.
+
+    Starts that have not come to rest are left out: they agree with nothing.
+    """
+    found = first = settled(descend(problem, duals, search, starts=starts, generator=generator))
     for _ in range(rounds - 1):
         found = descend(
             problem,
             duals,
             search,
-            starts=starts,
+            starts=len(found.inputs),
             generator=generator,
             begin=_again(problem, duals, search, found, generator),
         )
     groups = cluster(found.inputs)
-    return found, groups if found is first else judged_by(groups, first.inputs)
+    if found is not first:
+        groups = judged_by(groups, first.inputs)
+    return found, most_starts_first(groups, len(first.inputs))
+
+
+def settled(found: Found) -> Found:
+    """The starts that have come to rest; never fewer than two, or the better half."""
+    total = found.misfit.sum(1)
+    better = total.sort().values[: max(2, len(total) // 2)]
+    rest = total <= torch.maximum(SETTLED * better[0], better[-1])
+    kept: dict[str, Any] = {
+        name: value[rest] for name, value in vars(found).items() if isinstance(value, Tensor)
+    }
+    return replace(found, **kept)
+
+
+def most_starts_first(groups: Clusters, starts: int) -> Clusters:
+    """Agreement times the share of starts that have a member, and in that order.
+
+    The mean alone puts what one start has, and others nearly, before what all but one have.
+    """
+    agreement = groups.agreement * groups.starts / starts
+    order = agreement.argsort(descending=True, stable=True)
+    return replace(
+        groups,
+        centres=groups.centres[order],
+        agreement=agreement[order],
+        starts=groups.starts[order],
+        member=order.argsort()[groups.member],
+        seed=groups.seed[order],
+    )
 
 
 def _again(

@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.kkt.duals import Duals
 from remnant.solvers.kkt.optimisers import Moment, Search, by_adam, by_lbfgs, by_stages
@@ -56,6 +57,7 @@ def descend(
         begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
     s, raw = begin.to(dtype), duals.start(len(begin), dtype)
     trace: list[float] = []
+    kept = checkpoint("kkt", problem, duals, search, s)
 
     def total(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
         return objective(problem, duals, search, s, raw, at)
@@ -69,10 +71,10 @@ def descend(
 
     with task("descent", search.steps) as step:
         if search.optimiser == "lbfgs":
-            s, raw = by_stages(search, s, raw, total, spreads, step)
+            s, raw = by_stages(search, s, raw, total, spreads, step, kept)
         else:
             solve = solve_duals if search.optimiser == "varpro" else None
-            s, raw = by_adam(search, s, raw, total, spreads, solve, trace, step)
+            s, raw = by_adam(search, s, raw, total, spreads, solve, trace, step, kept)
     if search.finish:
         exact = to_double(problem)
         held = Moment(sharpness=search.sharpness[1], whiten=search.whiten, spreads=spreads(s))
