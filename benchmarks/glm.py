@@ -28,7 +28,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 from remnant.attacks.glm import GLM
 from remnant.models.linear_estimators import from_estimator, recipe
 from remnant.models.linear_files import linear_target
-from remnant.types import Candidates, Examples, Status
+from remnant.types import Candidates, Examples
 
 TIGHT = {"solver": "newton-cholesky", "tol": 1e-15, "max_iter": 60}
 CONVERGED = {
@@ -106,7 +106,7 @@ def row(name: str, solver: str, family: str, estimator: Any, data: Set, targets:
     seconds = (time.process_time() - start) / len(targets)
     errors = [error for _, error, _ in done]
     predicted = [found.figures["predicted_error"][0] for found, _, _ in done]
-    sure = [error for found, error, _ in done if found.status is Status.COMPLETE]
+    sure = [error for found, error, _ in done if float(found.confidence[0]) > 0]
     within = sum(e <= p for e, p in zip(errors, predicted, strict=True))
     wrong = f"{max(sure):.0e}" if sure else "-"
     return (
@@ -161,7 +161,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print("| set | family | solver | targets | median error | largest | predicted (median) "
-          "| within | labels right | certified | largest of these | s |")  # fmt: skip
+          "| within | labels right | trusted | largest of these | s |")  # fmt: skip
     print("|---" * 12 + "|")
     only = tuple(asked.sets.split(",")) if asked.sets else ("",)
     every = [data for data in sets() if data.name.startswith(only)]

@@ -1,12 +1,20 @@
 """Reconstructors: closed forms against slow ones, networks that learn, errors that say why."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from remnant.errors import InputError
 from remnant.solvers.reconstructor.networks import patch_critic, transposed
-from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
-from remnant.solvers.reconstructor.ridge import Standard, fit_per_label, fit_ridge, kernel_of
+from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn, principal
+from remnant.solvers.reconstructor.ridge import (
+    Standard,
+    best_standard,
+    fit_per_label,
+    fit_ridge,
+    kernel_of,
+)
 
 
 def seeded(seed):
@@ -52,14 +60,37 @@ def test_standardising_drops_what_does_not_move():
     assert torch.allclose(standard(features)[:, [0, 2]].std(0), torch.ones(2).double())
 
 
+def test_models_are_brought_to_one_length_where_that_helps():
+    inputs = torch.rand(80, 1, 3, 3, generator=seeded(0), dtype=torch.float64)
+    direction = inputs.flatten(1) @ draws(9, 12, seed=1)
+    far = torch.logspace(-1, 1, 80, dtype=torch.float64)[torch.randperm(80, generator=seeded(2))]
+    assert not best_standard(direction, inputs).even
+    chosen = best_standard(direction * far[:, None], inputs)
+    assert chosen.even
+    lengths = chosen(direction * far[:, None]).square().mean(1)
+    assert torch.allclose(lengths, torch.ones(80, dtype=torch.float64))
+
+
+def test_principal_components_keep_what_varies():
+    low = draws(50, 3) @ draws(3, 20, seed=1)
+    basis = principal(low, 3)
+    kept = low @ basis
+    assert basis.shape == (20, 3)
+    assert float(kept.std()) == pytest.approx(1.0)
+    again = kept @ torch.linalg.pinv(basis)
+    assert torch.allclose(again, low, atol=1e-8)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
+        RecoNN(width=32, epochs=60, batch_size=16, components=3),
+        replace(RecoNN.paper(), width=32, epochs=60, batch_size=16),
         RecoNN(width=32, epochs=60, batch_size=16),
         RecoNN(network="transposed", epochs=60, batch_size=16, lr=1e-3),
         RecoNN(network="transposed", epochs=4, batch_size=16, lr=1e-3, critic=0.1),
     ],
-    ids=["dense", "transposed", "critic"],
+    ids=["components", "paper", "dense", "transposed", "critic"],
 )
 def test_a_network_learns_the_way_back_and_repeats_itself(settings):
     inputs = draws(64, 2)[:, :, None, None].repeat(1, 1, 8, 8).float()
@@ -78,7 +109,7 @@ def test_a_perceptual_term_is_part_of_the_loss():
         calls.append(len(guess))
         return 100.0 * guess.square().mean()
 
-    settings = RecoNN(width=16, epochs=30, batch_size=8)
+    settings = RecoNN(width=16, epochs=30, batch_size=8, constant=True)
     plain = fit_reconn(seen, inputs, settings, generator=seeded(0))
     dimmed = fit_reconn(seen, inputs, settings, generator=seeded(0), perceptual=dark)
     assert calls == [8] * 60

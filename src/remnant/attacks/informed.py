@@ -22,7 +22,7 @@ from remnant.solvers.replay.solve import (
     replay_update,
 )
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, share, train_fleet
-from remnant.training.recipes import GradientDescent
+from remnant.training.recipes import Adam, GradientDescent
 from remnant.types import Candidates, Examples, Status, Target
 
 Method = Literal["replay", "ridge", "reconn"]
@@ -46,7 +46,7 @@ class Informed:
     probes: int = 0  # black box: logits on that many public inputs are seen, and no weights
     order_seed: int | None = None  # of the generator that shuffled mini-batches
     double: bool | None = (
-        None  # float64; None = where it is needed (logits, chosen layers, several records)
+        None  # float64; None = where it is needed (logits, chosen layers, several records, Adam)
     )
     restarts: int = 4  # replay without known records
     shadows: int = 3500  # ridge, reconn: models to train, at most one for each public input
@@ -126,6 +126,7 @@ class Informed:
 
     def replay(self, target: Target, generator: torch.Generator) -> Candidates:
         hard = bool(self.probes) or self.layers is not None or unknown_count(target) > 1
+        hard |= isinstance(target.knowledge.recipe, Adam)
         double = hard if self.double is None else self.double
         run = self.run_of(target, torch.float64 if double else torch.float32)
         labels = unknown_labels(target, run.extra)
@@ -169,7 +170,7 @@ class Informed:
         if self.method == "ridge":
             guess, label = fit_per_label(seen, public, labels)(mine, unknown_labels(target, 1))
         else:
-            learned = fit_reconn(seen, public, self.network, generator=generator)
+            learned = fit_reconn(seen, public, self.network, generator=generator, labels=labels)
             guess, label = learned(mine), None
             figures |= {"loss": learned.losses[-1]}
         if target.bounds is not None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -24,54 +25,43 @@ from remnant.experiments.informed_scenes import (
     Factors,
     Row,
     Scene,
+    assumed_run,
     by_replay,
     make_scene,
     train_shadows,
 )
 from remnant.models import build
 from remnant.report.lines import Panel, line_panels
+from remnant.scoring.criteria import (
+    kl_each,
+    membership_auc,
+    membership_game,
+    mse_each,
+    oracle,
+    order_statistics,
+)
+from remnant.scoring.lpips import LPIPS, installed_weights, load_lpips
+from remnant.scoring.nulls import nearest_public
+from remnant.seeds import generator_for
 from remnant.types import Examples
 
-# Criteria (V-B)
 
-
-def mse_each(guess: Tensor, truth: Tensor) -> Tensor:
-    """k: the mean squared error of each of k x shape."""
-    return (guess - truth).flatten(1).square().mean(1)
-
-
-def oracle(truth: Tensor, pool: Tensor) -> Tensor:
-    """k: the mean squared error of the nearest of the adversary's own records (pool x shape)."""
-    distance = torch.cdist(truth.flatten(1), pool.flatten(1))
-    return distance.min(1).values.square() / truth[0].numel()
-
-
-def order_statistics(
-    truth: Tensor, pool: Tensor, shares: Sequence[float] = (0.01, 0.1, 0.5)
-) -> dict[str, float]:
-    """Figure 3: mean over targets of the nearest error to the pool, and of its quantiles."""
-    errors = torch.cdist(truth.flatten(1), pool.flatten(1)).square() / truth[0].numel()
-    found = {"nearest": float(errors.min(1).values.mean())}
-    quantiles = torch.quantile(errors, torch.tensor(shares, dtype=errors.dtype), dim=1).mean(1)
-    return found | {f"q{share:g}": float(q) for share, q in zip(shares, quantiles, strict=True)}
-
-
-def kl_each(classifier: nn.Module, guess: Tensor, truth: Tensor) -> Tensor:
-    """k: KL divergence of the classifier's outputs at the guess from those at the truth."""
-    with torch.no_grad():
-        at_truth, at_guess = (classifier(x).log_softmax(1) for x in (truth, guess))
-    return F.kl_div(at_guess, at_truth, reduction="none", log_target=True).sum(1)
-
-
-def good_classifier(
-    public: Examples, test: Examples, *, generator: torch.Generator, epochs: int = 8
-) -> tuple[nn.Module, float]:
-    """A LeNet trained on the public records, and its accuracy on records it has not seen."""
+@lru_cache(maxsize=2)
+def good_classifier(data: Examples, settings: Factors, seed: int) -> tuple[nn.Module, float]:
+    """A LeNet trained on a scene's public records, and its accuracy on those of no split at all
+    (or, where none is left, on the targets)."""
+    order = torch.randperm(len(data), generator=generator_for(seed, "split"))
+    first = settings.targets + settings.fixed
+    last = first + settings.shadows
+    public, rest = data.take(order[first:last]), data.take(order[last : last + 1000])
+    test = rest if len(rest) else data.take(order[: settings.targets])
     side, channels = public.shape[-1], public.shape[0]
-    text = f"cnn:{channels}x{side}x{side}-c6k5p2-m2-c16k5-m2-120-84-{public.classes}"
+    body = "c6k5p2-m2-c16k5-m2-120-84" if side >= 12 else "c16k3p1-m2-84"
+    text = f"cnn:{channels}x{side}x{side}-{body}-{data.classes}"
+    generator = generator_for(seed, "classifier")
     model = build(text, generator=generator)
     steps = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for _ in range(epochs):
+    for _ in range(settings.classifier_epochs):
         for rows in torch.randperm(len(public), generator=generator).split(32):
             steps.zero_grad()
             F.cross_entropy(model(public.inputs[rows]), public.labels[rows]).backward()
@@ -81,33 +71,41 @@ def good_classifier(
     return model, float(right)
 
 
-def membership_game(guess: Tensor, truth: Tensor, other: Tensor) -> float:
-    """Algorithm 2 played with a reconstruction: how often it is nearer to the member (k x shape
-    each) than to the other record that might have been."""
-    return float((mse_each(guess, truth) < mse_each(guess, other)).double().mean())
+@lru_cache(maxsize=1)
+def lpips() -> LPIPS | None:
+    """None where the weights are not installed."""
+    return load_lpips() if installed_weights() else None
 
 
-def loss_threshold_auc(members: Tensor, others: Tensor) -> float:
-    """The area under the curve of "a member's loss is lower": P(member < other), ties half."""
-    below = (members[:, None] < others[None]).double().mean()
-    ties = (members[:, None] == others[None]).double().mean()
-    return float(below + ties / 2)
+def loss_auc(scene: Scene) -> float:
+    """How well a record's loss tells the model that was trained on it from the others."""
+    run, k = assumed_run(scene), len(scene.targets)
+    with torch.no_grad():
+        weights = [scene.released[name] for name in run.names]
+        outputs = run.forward(weights, scene.targets.inputs, True)  # models x classes x targets
+        losses = F.cross_entropy(outputs, scene.targets.labels.expand(k, -1), reduction="none")
+    own = torch.eye(k, dtype=torch.bool)
+    return membership_auc(losses[own], losses[~own])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shadows(Factors):
     """Figure 5c: the error against the number of shadow models; replay needs none."""
 
-    factors: tuple[str, ...] = ("default",)
-    counts: tuple[int, ...] = (100, 300, 1000, 3500)
+    shadows: int = 3000
+    targets: int = 50
+    methods: tuple[str, ...] = ("ridge", "reconn")
+    counts: tuple[int, ...] = (100, 300, 1000, 3000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batches(Factors):
     """Figure 7: the error against the batch size, the order of batches known or not."""
 
+    shadows: int = 300
+    epochs: int = 20
     lrs: tuple[float, ...] = (0.01, 0.2)
-    sizes: tuple[int, ...] = (128, 256, 512, 1001)
+    sizes: tuple[int, ...] = (64, 128, 256, 501)
     methods: tuple[str, ...] = ("replay", "ridge")
 
 
@@ -139,6 +137,7 @@ def measured(
 ) -> list[Row]:
     """A row for each method (and number of shadows): errors beside the oracle's."""
     scene = make_scene(settings, factor, data, seed)
+    scale = yardstick(scene, good_classifier(data, settings, seed))
     began = time.process_time()
     learned = [method for method in settings.methods if method in LEARNED]
     shadows = train_shadows(scene) if learned else {}
@@ -154,26 +153,40 @@ def measured(
             spent = time.process_time() - began + training * count / max(1, len(scene.public))
             rows.append(
                 {"method": method, "shadows": count}
-                | criteria(scene, guess)
+                | scale(guess)
                 | figures
                 | {"cpu_seconds": round(spent, 2)}
             )
     return rows
 
 
-def criteria(scene: Scene, guess: Tensor) -> Row:
-    truth = scene.targets.inputs
-    error = mse_each(guess, truth)
-    nearest = oracle(truth, torch.cat([scene.fixed.inputs, scene.public.inputs]))
-    return {
-        "targets": len(truth),
-        "mse": finite(error.mean()),
-        "median_mse": finite(error.median()),
-        "oracle": float(nearest.mean()),
-        "success": float((error < nearest).double().mean()),
-        "exact": int((error < 1e-4).sum()),
-        "game": membership_game(guess, truth, truth.roll(1, 0)),
-    }
+def yardstick(scene: Scene, judge: tuple[nn.Module, float]) -> Callable[[Tensor], Row]:
+    """The criteria of V-B for reconstructions of a scene's targets, k x shape."""
+    truth, pool = scene.targets.inputs, torch.cat([scene.fixed.inputs, scene.public.inputs])
+    index, _ = nearest_public(truth, pool)
+    near, limits = oracle(truth, pool), order_statistics(truth, pool)
+    classifier, accuracy = judge
+    auc, look = loss_auc(scene), lpips()
+
+    def row(guess: Tensor) -> Row:
+        error = mse_each(guess, truth)
+        return {
+            "targets": len(truth),
+            "mse": finite(error.mean()),
+            "median_mse": finite(error.median()),
+            "oracle": float(near.mean()),
+            "percentile": limits["q0.01"],
+            "success": float((error < near).double().mean()),
+            "exact": int((error < 1e-4).sum()),
+            "kl": finite(kl_each(classifier, guess, truth).mean()),
+            "classifier_accuracy": accuracy,
+            "lpips": finite(look(truth, guess).mean()) if look is not None else None,
+            "game": membership_game(guess, truth, truth.roll(1, 0)),
+            "game_nearest": membership_game(guess, truth, pool[index]),
+            "loss_auc": auc,
+        }
+
+    return row
 
 
 def finite(value: Tensor) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.reconstructor.networks import dense, initialise, patch_critic, transposed
-from remnant.solvers.reconstructor.ridge import Standard
+from remnant.solvers.reconstructor.ridge import Standard, best_standard
 
 Perceptual = Callable[[Tensor, Tensor], Tensor]
 """(reconstructions, records), n x shape each -> one number, such as LPIPS."""
@@ -21,40 +22,71 @@ Perceptual = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class RecoNN:
-    """The network and its training. The defaults are the paper's for MNIST.
+    """The network and its training: the paper's loss and layers, trained as we found best.
 
-    critic: the weight of the patch critic's term (0 = none), which learns with `critic_lr`.
+    components: principal components of the shadows that the network sees (0 = every weight). The
+    rate rises over the first steps and falls to 0 along a cosine unless it is `constant`. critic:
+    the weight of the patch critic's term (0 = none), which learns with `critic_lr`.
     perceptual_weight: that of the perceptual term, where one is given.
     """
 
     network: Literal["dense", "transposed"] = "dense"
+    optimiser: Literal["adam", "rmsprop"] = "adam"
+    components: int = 1000
     width: int = 1000
-    epochs: int = 100
+    epochs: int = 40
     batch_size: int = 128
     lr: float = 1e-3
+    constant: bool = False
     weight_decay: float = 0.0
     critic: float = 0.0
     critic_lr: float = 1e-5
     perceptual_weight: float = 1.0
 
     @classmethod
+    def paper(cls) -> RecoNN:
+        """The paper's for MNIST."""
+        return cls(optimiser="rmsprop", components=0, epochs=100, constant=True)
+
+    @classmethod
     def cifar(cls) -> RecoNN:
         """The paper's transposed network: Adam, decay and the patch critic."""
-        return cls(network="transposed", epochs=1000, lr=1e-4, weight_decay=1e-4, critic=1.0)
+        return cls(
+            network="transposed", components=0, epochs=1000, lr=1e-4, constant=True,
+            weight_decay=1e-4, critic=1.0,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkReconstructor:
-    """What is seen of k models (k x q) -> k x shape; `losses` is the mean loss of each epoch."""
+    """What is seen of k models (k x q) -> k x shape; `losses` is the mean loss of each epoch.
+
+    basis: q x components or None, of one overall scale.
+    """
 
     standard: Standard
+    basis: Tensor | None
     network: nn.Module
     losses: tuple[float, ...]
 
+    def features(self, seen: Tensor) -> Tensor:
+        found = self.standard(seen.float())
+        return found if self.basis is None else found @ self.basis
+
     @torch.no_grad()
     def __call__(self, seen: Tensor) -> Tensor:
-        outputs: Tensor = self.network(self.standard(seen.float()))
+        outputs: Tensor = self.network(self.features(seen))
         return outputs
+
+
+def principal(features: Tensor, count: int, *, rows: int = 2000) -> Tensor:
+    """q x count: the main directions of the first `rows` models, scaled to entries of order 1."""
+    some = features[:rows]
+    values, vectors = torch.linalg.eigh(some @ some.T)
+    top = values[-count:].clamp(min=1e-6 * float(values[-1]))
+    basis = some.T @ (vectors[:, -count:] / top.sqrt())
+    scaled: Tensor = basis / (features @ basis).std()
+    return scaled
 
 
 def fit_reconn(
@@ -63,32 +95,53 @@ def fit_reconn(
     settings: RecoNN | None = None,
     *,
     generator: torch.Generator,
+    labels: Tensor | None = None,
     perceptual: Perceptual | None = None,
 ) -> NetworkReconstructor:
-    """seen: s x q of the shadow models, inputs: s x shape, their records."""
+    """seen: s x q of the shadow models, inputs: s x shape, their records; labels, where given, help
+    to choose how what is seen is standardised."""
     settings = settings or RecoNN()
     if len(seen) != len(inputs) or len(seen) < 2:
         got = f"{len(seen)} and {len(inputs)}"
         raise InputError(expected("reconn: models and records", "two or more of each", got))
-    standard, wanted = Standard.of(seen.float()), inputs.float()
-    features, shape = standard(seen.float()), tuple(inputs.shape[1:])
+    standard, shape = best_standard(seen.float(), inputs, labels), tuple(inputs.shape[1:])
+    features, basis = standard(seen.float()), None
+    if 0 < settings.components < min(features.shape):
+        basis = principal(features, settings.components)
+        features = features @ basis
     if settings.network == "dense":
         network: nn.Module = dense(features.shape[1], shape, width=settings.width)
-        initialise(network, generator)
-        steps: torch.optim.Optimizer = torch.optim.RMSprop(
-            network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
-        )
     else:
-        network = initialise(transposed(features.shape[1], shape), generator)
-        steps = torch.optim.Adam(
-            network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
-        )
-    critic = Critic(shape, settings, generator) if settings.critic else None
+        network = transposed(features.shape[1], shape)
+    losses = descend(initialise(network, generator), features, inputs.float(), settings, generator,
+                     perceptual)  # fmt: skip
+    return NetworkReconstructor(
+        standard=standard, basis=basis, network=network.eval(), losses=losses
+    )
+
+
+def descend(
+    network: nn.Module,
+    features: Tensor,
+    wanted: Tensor,
+    settings: RecoNN,
+    generator: torch.Generator,
+    perceptual: Perceptual | None,
+) -> tuple[float, ...]:
+    """Train the network in place; the mean loss of each epoch."""
+    kind = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.RMSprop
+    steps = kind(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    total = settings.epochs * math.ceil(len(features) / settings.batch_size)
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        steps, lambda k: 1.0 if settings.constant else cosine(k, total)
+    )
+    critic = Critic(tuple(wanted.shape[1:]), settings, generator) if settings.critic else None
     losses = []
     with task("reconstructor", settings.epochs) as step, torch.enable_grad():
         for _ in range(settings.epochs):
-            total = 0.0
-            for rows in torch.randperm(len(seen), generator=generator).split(settings.batch_size):
+            lost = 0.0
+            order = torch.randperm(len(features), generator=generator)
+            for rows in order.split(settings.batch_size):
                 guess, truth = network(features[rows]), wanted[rows]
                 loss = F.l1_loss(guess, truth) + F.mse_loss(guess, truth)
                 if perceptual is not None:
@@ -98,10 +151,16 @@ def fit_reconn(
                 steps.zero_grad()
                 loss.backward()
                 steps.step()
-                total += loss.item() * len(rows)
-            losses.append(total / len(seen))
+                rates.step()
+                lost += loss.item() * len(rows)
+            losses.append(lost / len(features))
             step(note=f"loss {losses[-1]:.3g}")
-    return NetworkReconstructor(standard=standard, network=network.eval(), losses=tuple(losses))
+    return tuple(losses)
+
+
+def cosine(step: int, total: int) -> float:
+    """From 0 to 1 over the first twentieth, then down to 0."""
+    return min(1.0, 20 * (step + 1) / total) * (1 + math.cos(math.pi * step / total)) / 2
 
 
 class Critic:

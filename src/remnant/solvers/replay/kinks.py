@@ -1,4 +1,4 @@
-"""ReLU with a second derivative, for replaying networks that were trained with it.
+"""ReLU and its like with a second derivative, for replaying networks that were trained with them.
 
 The end of a run jumps wherever a unit of some record switches, and the plain derivative does not
 see it coming: between the jumps it is right, across them it is wrong. Here value and slope stay
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remnant.training.fleet import SharedRun, stacked_forward
+from remnant.training.fleet import SharedRun
+from remnant.training.stacked import stacked_forward
 
 
 class _Step(torch.autograd.Function):
@@ -58,27 +59,40 @@ def _apply(function: Any, x: Tensor, alpha: float) -> Tensor:
     return value
 
 
-class KinkedReLU(nn.Module):
-    """ReLU and its slope; the slope's derivative is a bump of width 1 / alpha."""
+class Kinked(nn.Module):
+    """ReLU, or one with a slope of `low` below its kink `at`, and its slope; the derivative of the
+    slope is a bump of width 1 / alpha."""
 
     elementwise = True
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(self, alpha: float, *, at: float = 0.0, low: float = 0.0) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self.at, self.low = alpha, at, low
 
     def forward(self, x: Tensor) -> Tensor:
-        return _apply(_Kinked, x, self.alpha)
+        bent = _apply(_Kinked, x - self.at, self.alpha) + self.at
+        return bent if not self.low else self.low * x + (1 - self.low) * bent
+
+
+def kinked(module: nn.Module, alpha: float) -> Kinked | None:
+    """The module with a second derivative; None if it has no kink that is known of."""
+    if isinstance(module, nn.ReLU):
+        return Kinked(alpha)
+    if isinstance(module, nn.LeakyReLU):
+        return Kinked(alpha, low=module.negative_slope)
+    at = getattr(module, "kink", None)  # max(at, x)
+    return None if at is None else Kinked(alpha, at=float(at))
 
 
 def with_kinks(run: SharedRun, alpha: float) -> SharedRun:
-    """The same run, whose ReLUs can be differentiated twice."""
+    """The same run, whose kinks can be differentiated twice."""
     model = copy.deepcopy(run.model)
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.ReLU):
-            model.set_submodule(name, KinkedReLU(alpha))
+        bent = kinked(module, alpha)
+        if bent is not None:
+            model.set_submodule(name, bent)
     return replace(run, model=model, forward=stacked_forward(model))
 
 
 def has_kinks(run: SharedRun) -> bool:
-    return any(isinstance(module, nn.ReLU) for module in run.model.modules())
+    return any(kinked(module, 1.0) is not None for module in run.model.modules())

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.checkpoints import checkpoint
+
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """K x d -> values K and gradients K x d, row by row."""
 
@@ -46,6 +48,9 @@ def minimise(
     direction, step = _downhill(g) * first_step, torch.ones_like(f)
     pairs: list[Pair] = []
     trace, count = [f], 1
+    kept = checkpoint("lbfgs", x, f, g, evaluations, history)  # f and g stand for the objective
+    if kept.state is not None:
+        x, f, g, direction, step, pairs, trace, count = kept.state
     while count < evaluations and not bool((f <= enough).all()):
         slope = _dot(g, direction)
         tried = x + step[:, None] * direction
@@ -66,6 +71,8 @@ def minimise(
         direction = torch.where(stuck[:, None], _downhill(g) * first_step, direction)
         step = torch.where(stuck, torch.full_like(step, 1e-2), step)
         trace.append(f)
+        if kept.due():
+            kept.save([x, f, g, direction, step, pairs, trace, count])
     return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace))
 
 

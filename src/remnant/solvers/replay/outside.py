@@ -23,12 +23,10 @@ def frames(run: SharedRun, released: Weights) -> Tensor | None:
 
     The columns are the known records' span and the line outside it.
     """
-    first = next((i for i, w in enumerate(run.start) if w.ndim > 1), 0)
-    x = run.inputs.flatten(1).double()
-    start = run.start[first].double()
-    dense = start.ndim == 2 and start.shape[1] == x.shape[1]
-    if run.extra != 1 or isinstance(run.recipe, Adam) or not dense or not len(x):
+    first = first_weight(run)
+    if run.extra != 1 or isinstance(run.recipe, Adam) or first is None:
         return None
+    x, start = run.inputs.flatten(1).double(), run.start[first].double()
     _, values, right = torch.linalg.svd(x, full_matrices=True)
     rank = int((values > 1e-6 * values[0]).sum())
     span, empty = right[:rank].T, right[rank:].T
@@ -42,6 +40,15 @@ def frames(run: SharedRun, released: Weights) -> Tensor | None:
             return None
         lines.append(torch.cat([span, (empty @ direction[0])[:, None]], 1))
     return torch.stack(lines).to(run.inputs)
+
+
+def first_weight(run: SharedRun) -> int | None:
+    """Where among the parameters the first layer's matrix is, if it multiplies known records."""
+    first = next((i for i, w in enumerate(run.start) if w.ndim > 1), None)
+    if first is None or not len(run.inputs):
+        return None
+    entries = run.inputs[0].numel()
+    return first if run.start[first].shape[1:] == (entries,) else None
 
 
 def decayed(run: SharedRun) -> float:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
+from remnant.solvers.replay.chart import Chart, chart_of
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
 from remnant.solvers.replay.lbfgs import Minimum, minimise
+from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
-from remnant.solvers.replay.outside import frames
 from remnant.solvers.replay.unroll import end_of_run, misfit
-from remnant.training.fleet import SharedRun
+from remnant.training.fleet import SharedRun, slots
+from remnant.training.recipes import Adam
 from remnant.types import Weights
+
+BEND = 10.0  # of the kinks where Gauss-Newton steps did not arrive and a line search goes on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,21 +29,25 @@ class ReplaySettings:
     """How the run is solved for its unknown records.
 
     evaluations: runs forward and backward for each target, after its label is told. labels_tried:
-    unknown labels that are followed up, by `label_evaluations` each. tolerance: the share of the
-    start's misfit below which a run counts as matched; its square for logits and for several
-    unknown records, its cube where nothing is known, since mixtures of records of one class fit
-    almost as well as the records. kinks: for ReLU networks, see `kinks` (0 = the plain derivative,
-    which is right once no unit switches any more); one round of evaluations each for the rows that
-    are not matched yet. algebra: use what the first layer tells, see `outside`. memory: bytes that
-    the kept states of a run may fill.
+    unknown labels that are followed up, by `label_evaluations` each, if their first guess is
+    within `doubt` times the best one's. tolerance: the share of the start's misfit below which a
+    run counts as matched; its square for logits, for Adam and for several unknown records, its cube
+    where nothing is known, since mixtures of records of one class fit almost as well as the
+    records. bends, inner: Gauss-Newton steps for networks with ReLU, see `newton`. algebra: use
+    what the first layer tells, see `chart`. memory: bytes that the kept states of a run may fill.
     """
 
     evaluations: int = 80
     history: int = 30
-    labels_tried: int = 3
+    labels_tried: int = 10
     label_evaluations: int = 12
+    doubt: float = 1.1
     tolerance: float = 1e-4
-    kinks: tuple[float, ...] = (10.0, 0.0, 3.0, 0.0)
+    bends: tuple[float, ...] = (
+        3.0, 3.0, 10.0, 10.0, 30.0, 30.0, 30.0, 100.0, 100.0, 100.0, 300.0, 300.0,
+        0.0, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+    inner: int = 12
     algebra: bool = True
     memory: int = 1 << 30
 
@@ -77,13 +86,13 @@ def replay(
     All in the model's scale.
     """
     settings, observation = settings or ReplaySettings(), observation or Observation()
-    all_seen = observation.layers is None and observation.probes is None
+    whole = observation.layers is None and observation.probes is None
     problem = Problem(
         run=run,
         observation=observation,
         settings=settings,
         seen=observation.seen(run, released),
-        frame=frames(run, released) if settings.algebra and all_seen else None,
+        chart=chart_of(run, released) if settings.algebra and whole else Chart(),
     )
     if labels is None:
         if run.extra != 1:
@@ -99,100 +108,117 @@ def replay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """K runs to match. seen: K x q. frame: K x d x f, where the records lie, None = anywhere."""
+    """K runs to match. seen: K x q of what is observed."""
 
     run: SharedRun
     observation: Observation
     settings: ReplaySettings
     seen: Tensor
-    frame: Tensor | None
+    chart: Chart
 
     def rows(self, index: Tensor) -> Problem:
-        frame = None if self.frame is None else self.frame[index]
-        return replace(self, seen=self.seen[index], frame=frame)
+        return replace(self, seen=self.seen[index], chart=self.chart.rows(index))
 
     @property
-    def bends(self) -> tuple[float, ...]:
-        """What stands for the slope's derivative in each round of evaluations."""
-        return self.settings.kinks if self.settings.kinks and has_kinks(self.run) else (0.0,)
+    def jumps(self) -> bool:
+        """Whether the run jumps, and by steps that Gauss-Newton can follow."""
+        descent = not isinstance(self.run.recipe, Adam)
+        return bool(self.settings.bends) and has_kinks(self.run) and descent
 
     @property
     def tolerance(self) -> float:
         """The share of the misfit below which a run is matched; see `ReplaySettings`."""
         if not len(self.run.inputs):
-            return self.settings.tolerance**3
-        alone = self.run.extra == 1 and self.observation.probes is None
-        return self.settings.tolerance ** (1 if alone else 2)
-
-    def coordinates(self, records: Tensor) -> Tensor:
-        flat = records.flatten(1)
-        return flat if self.frame is None else (flat[:, None] @ self.frame)[:, 0]
-
-    def records(self, coordinates: Tensor, like: Tensor) -> Tensor:
-        if self.frame is not None:
-            coordinates = (self.frame @ coordinates[:, :, None])[:, :, 0]
-        return coordinates.view_as(like)
+            power = 3.0
+        else:
+            flat = isinstance(self.run.recipe, Adam) or self.observation.probes is not None
+            power = 2.0 if flat or self.run.extra > 1 else 1.0
+        return float(self.settings.tolerance**power)
 
 
 def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor | None) -> Replayed:
-    """All rounds of evaluations; rows that are matched leave after each.
+    """Gauss-Newton steps where the run jumps, then evaluations for the rows not matched by them.
 
     before: the misfit that counts as 1, K; None = that at the starts.
     """
-    settings = problem.settings
-    tolerance = problem.tolerance
     points, left = starts.clone(), torch.arange(len(starts))
     residual = torch.full((len(starts),), torch.inf, dtype=starts.dtype)
     trace: list[float] = []
-    for bend in problem.bends:
-        found = solve(problem.rows(left), points[left], labels[left], settings.evaluations, bend)
+    jumping = (newton, partial(solve, bend=BEND), solve)
+    for solver in jumping if problem.jumps else (solve,):
+        mine = problem.rows(left)
+        found = solver(mine, points[left], labels[left], problem.settings.evaluations)
         if before is None:
             before = found.trace[0].clamp(min=1e-30)
-        points[left] = problem.rows(left).records(found.points, points[left])
+        points[left] = mine.chart.records(found.points, points[left])
         for value in found.trace:
             residual[left] = value / before[left]
             trace.append(float(residual.median()))
-        left = (~(residual <= tolerance)).nonzero()[:, 0]
+        left = (~(residual <= problem.tolerance)).nonzero()[:, 0]
         if not len(left):
             break
     return Replayed(
         records=points,
         labels=labels,
         residual=residual,
-        matched=residual <= tolerance,
+        matched=residual <= problem.tolerance,
         determined=problem.seen.shape[1] >= starts[0].numel(),
         evaluations=len(trace),
         trace=tuple(trace),
     )
 
 
+def newton(
+    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, steps: int | None = None
+) -> Minimum:
+    """Gauss-Newton steps for runs that jump (None = all); as many rows at once as fit the memory.
+    They cost what they cost, whatever the evaluations."""
+    run, settings = problem.run, problem.settings
+    state = sum(w.numel() for w in run.start) * (1 + slots(run.recipe))
+    chunk = settings.memory // (state * (1 + len(run.rows)) * starts.element_size())
+    parts = [
+        gauss_newton(
+            run, starts[rows], labels[rows], problem.seen[rows],
+            observe=problem.observation.of(run), chart=problem.chart.rows(rows),
+            bends=settings.bends[:steps], inner=settings.inner,
+        )
+        for rows in torch.arange(len(starts)).split(max(1, chunk))
+    ]  # fmt: skip
+    return Minimum(
+        points=torch.cat([part.points for part in parts]),
+        values=torch.cat([part.values for part in parts]),
+        evaluations=parts[0].evaluations,
+        trace=tuple(torch.cat(t) for t in zip(*(part.trace for part in parts), strict=True)),
+    )
+
+
 def solve(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, bend: float
+    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, bend: float = 0.0
 ) -> Minimum:
     """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
 
     The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
     for an error of order 1 in the record.
     """
-    run, settings = problem.run, problem.settings
+    run, settings, chart = problem.run, problem.settings, problem.chart
     observe, scale = problem.observation.of(run), float(run.records)
     mine = with_kinks(run, bend) if bend else run
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = misfit(
             mine,
-            problem.records(point, starts),
+            chart.records(point, starts),
             labels,
             lambda weights: observe(weights) * scale,
             problem.seen * scale,
             memory=settings.memory,
         )
-        return value, problem.coordinates(gradient)
+        return value, chart.pull(gradient)
 
     with task("replay", evaluations) as step:
         return minimise(
             objective,
-            problem.coordinates(starts),
+            chart.place(starts),
             evaluations=evaluations,
             history=settings.history,
             enough=1e-3 * torch.finfo(starts.dtype).eps,
@@ -202,25 +228,30 @@ def solve(
 
 def likely_labels(
     problem: Problem, released: Weights, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """For each target where its best class's short run ended, that class (K x 1) and the misfit
-    that it began with (K; None where one class alone was in question).
+    that it began with (K).
 
     One run per class ranks them, mostly by the later layers; those that lead are followed up.
     """
-    run, settings, count = problem.run, problem.settings, len(problem.seen)
+    run, settings = problem.run, problem.settings
     ends = end_of_run(run, starts[:, None], torch.arange(len(starts))[:, None])
     ranking = problem.observation.without_first_weight(run)
     gaps = torch.cdist(ranking.seen(run, released).double(), ranking.of(run)(ends).double())
-    tried = min(settings.labels_tried, len(starts))
-    labels = gaps.topk(tried, largest=False).indices.flatten()[:, None]  # K * tried x 1
+    tried = gaps.topk(min(settings.labels_tried, len(starts)), largest=False)
+    targets, places = (tried.values <= settings.doubt * tried.values[:, :1]).nonzero(as_tuple=True)
+    labels = tried.indices[targets, places][:, None]
     points = starts[labels[:, 0]][:, None]
-    if tried == 1:
-        return points, labels, None
-    many = problem.rows(torch.arange(count).repeat_interleave(tried))
-    found = solve(many, points, labels, settings.label_evaluations, problem.bends[0])
-    best = found.values.view(count, tried).argmin(1) + tried * torch.arange(count)
-    return many.records(found.points, points)[best], labels[best], found.trace[0][best]
+    many = problem.rows(targets)
+    short = partial(newton, steps=2) if problem.jumps else solve
+    found = short(many, points, labels, settings.label_evaluations)
+    best = torch.stack(
+        [mine[found.values[mine].argmin()] for mine in torch.split(
+            torch.arange(len(targets)), torch.bincount(targets).tolist()
+        )]
+    )  # fmt: skip
+    ended = many.chart.records(found.points, points)
+    return ended[best], labels[best], found.trace[0][best]
 
 
 def class_starts(inputs: Tensor, labels: Tensor, classes: int) -> Tensor:

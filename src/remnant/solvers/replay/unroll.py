@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from remnant.training.fleet import SharedRun, advance, begin, slots, step_gradient, update
+from remnant.training.fleet import (
+    SharedRun,
+    advance,
+    begin,
+    slots,
+    step_gradient,
+    step_loss,
+    update,
+)
 
 Observe = Callable[[Sequence[Tensor]], Tensor]
 """Stacked weights (K x shape each) -> what the adversary sees of them, K x q."""
@@ -84,6 +92,58 @@ def _back(
             materialize_grads=True,
         )
     return back, added
+
+
+def states(run: SharedRun, records: Tensor, labels: Tensor) -> list[list[Tensor]]:
+    """Every state of the run, from before the first step to after the last."""
+    path = [begin(run, len(records))]
+    for step in range(len(run.rows)):
+        path.append(advance(run, step, path[-1], records, labels))
+    return path
+
+
+def pull_back(
+    run: SharedRun,
+    path: Sequence[Sequence[Tensor]],
+    records: Tensor,
+    labels: Tensor,
+    adjoint: Sequence[Tensor],
+) -> Tensor:
+    """The adjoint of the records (K x m x shape) from that of the last state."""
+    total = torch.zeros_like(records)
+    for step in reversed(range(len(path) - 1)):
+        adjoint, added = _back(run, step, path[step], records, labels, adjoint)
+        total += added
+    return total
+
+
+def push_forward(
+    run: SharedRun,
+    path: Sequence[Sequence[Tensor]],
+    records: Tensor,
+    labels: Tensor,
+    change: Tensor,
+) -> list[Tensor]:
+    """How the final weights (K x shape each) move with the records; for descent with momentum.
+
+    The loss's second derivatives are symmetric: how its gradient moves along (weights, records) is
+    the gradient of its slope in that direction.
+    """
+    size = len(run.start)
+    moves = [torch.zeros_like(s) for s in path[0]]
+    for step in range(len(path) - 1):
+        weights = [s.detach().requires_grad_() for s in path[step][:size]]
+        point = records.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = step_loss(run, weights, step, point, labels)
+            slopes = torch.autograd.grad(
+                loss, [*weights, point], create_graph=True, materialize_grads=True
+            )
+            ways = [*moves[:size], change]
+            along = torch.stack([(s * w).sum() for s, w in zip(slopes, ways, strict=True)]).sum()
+            grads = torch.autograd.grad(along, weights, allow_unused=True, materialize_grads=True)
+        moves = update(run.recipe, step, moves, grads)  # linear in the state
+    return moves[:size]
 
 
 def segment(run: SharedRun, rows: int, memory: int) -> int:

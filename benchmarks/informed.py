@@ -1,0 +1,135 @@
+"""The informed adversary (001): 784-10-10 on MNIST, 1000 known records, 100 epochs of descent at
+0.2 with momentum 0.9.
+
+    python benchmarks/informed.py replay [--targets 100] [--evaluations 68]
+    python benchmarks/informed.py relu --targets 20
+    python benchmarks/informed.py adam --targets 20
+    python benchmarks/informed.py batches --targets 10
+    python benchmarks/informed.py learned --shadows 3500 [--data mnist-full.npz]
+    python benchmarks/informed.py cifar --data cifar10.npz --fixed 500
+
+Times are CPU seconds of one thread. A target counts as flagged if its residual is above the
+tolerance: then nothing is claimed of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from remnant.data import load
+from remnant.experiments.informed_scenes import (
+    FACTORS,
+    Factor,
+    Factors,
+    Scene,
+    by_reconn,
+    by_ridge,
+    make_scene,
+    replayed,
+    train_shadows,
+)
+from remnant.scoring.criteria import mse_each, oracle, order_statistics
+from remnant.types import Examples
+
+CIFAR = Factor(model="cnn:3x32x32-c16k4s2-c32k4-10-10:elu", lr=0.01)
+
+
+def replay_line(name: str, scene: Scene, evaluations: int) -> str:
+    began = time.process_time()
+    found = replayed(scene, evaluations)
+    seconds = (time.process_time() - began) / len(scene.targets)
+    error = mse_each(found.records[:, 0].clamp(0, 1), scene.targets.inputs)
+    good, told = error < 1e-4, found.matched & found.determined
+    return (
+        f"{name}: labels {int((found.labels[:, 0] == scene.targets.labels).sum())} of "
+        f"{len(error)}; {int(good.sum())} below 1e-4, median {float(error.median()):.1e}, largest "
+        f"{float(error.max()):.1e}; {int(told.sum())} certified, {int((told & ~good).sum())} of "
+        f"them above 1e-4; {int((~good & ~told).sum())} of {int((~good).sum())} failures flagged; "
+        f"residuals of the good up to {float(found.residual[good].max()) if good.any() else 0:.1e},"
+        f" of the others from {float(found.residual[~good].min()) if (~good).any() else 1:.1e}; "
+        f"{found.evaluations} evaluations, {seconds:.1f} s a target"
+    )
+
+
+def learned_lines(scene: Scene, settings: Factors) -> list[str]:
+    began = time.process_time()
+    shadows = train_shadows(scene)
+    spent = time.process_time() - began
+    pool = torch.cat([scene.fixed.inputs, scene.public.inputs])
+    nearest = oracle(scene.targets.inputs, pool)
+    figures = order_statistics(scene.targets.inputs, pool)
+    lines = [
+        f"{len(scene.public)} shadows in {spent:.0f} s, {len(scene.public) / spent:.1f} a second",
+        "oracle: " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
+    ]
+    for name, method in (("ridge", by_ridge), ("reconn", by_reconn)):
+        began = time.process_time()
+        guess, more = method(scene, shadows, len(scene.public), settings)
+        lines.append(learned_line(name, guess, scene, nearest, time.process_time() - began, more))
+    return lines
+
+
+def learned_line(
+    name: str, guess: Tensor, scene: Scene, nearest: Tensor, seconds: float, more: dict[str, float]
+) -> str:
+    error = mse_each(guess, scene.targets.inputs)
+    said = ", ".join(f"{key} {value:.3g}" for key, value in more.items())
+    return (
+        f"{name}: MSE {float(error.mean()):.4f} (oracle {float(nearest.mean()):.4f}), closer than "
+        f"the oracle {int((error < nearest).sum())} of {len(error)}; {said}; {seconds:.0f} s"
+    )
+
+
+def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
+    learned = asked.what == "learned"
+    settings = Factors(
+        fixed=asked.fixed,
+        shadows=asked.shadows if learned else 0,
+        targets=asked.targets,
+        epochs=asked.epochs,
+        reconn_epochs=asked.reconn_epochs,
+    )
+    if learned:
+        yield from learned_lines(make_scene(settings, Factor(), data, asked.seed), settings)
+    elif asked.what == "cifar":
+        scene = make_scene(settings, CIFAR, data, asked.seed)
+        yield replay_line("CIFAR CNN", scene, asked.evaluations)
+        near = oracle(scene.targets.inputs, scene.fixed.inputs)
+        yield f"oracle over the known records: {float(near.mean()):.4f}"
+    else:
+        name = {"replay": "default", "relu": "ReLU", "adam": "Adam"}.get(asked.what)
+        names = (name,) if name else ("batches, known order", "batches, unknown order")
+        for name in names:
+            scene = make_scene(settings, FACTORS[name], data, asked.seed)
+            yield replay_line(name, scene, asked.evaluations)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    kinds = ("replay", "relu", "adam", "batches", "learned", "cifar")
+    parser.add_argument("what", choices=kinds)
+    parser.add_argument("--data", type=Path, help="npz of records, instead of the bundled MNIST")
+    parser.add_argument("--targets", type=int, default=100)
+    parser.add_argument("--fixed", type=int, default=1000)
+    parser.add_argument("--shadows", type=int, default=3500)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--evaluations", type=int, default=68)
+    parser.add_argument("--reconn-epochs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    data = load(asked.data or "mnist")
+    for line in lines(asked, data):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Gauss-Newton through a training run, for ends that jump.
+
+With ReLU the end of a run is no continuous function of a record: whenever a unit of some record
+switches, it jumps by as much as a record moves it. A line search sees a cliff in every direction.
+But there are thousands of small jumps, and on average they are what the bump of `kinks` says, so
+that a full step along the averaged derivative comes closer, and the closer, the fewer jumps are
+left: their number falls with the error. What jumped is a minority of the weights, so the
+misfit is weighted as for a sum of absolute values, which forgives it. Near the end nothing jumps
+any more, and the plain derivative ends it to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from remnant.progress import task
+from remnant.solvers.replay.chart import Chart
+from remnant.solvers.replay.kinks import with_kinks
+from remnant.solvers.replay.lbfgs import Minimum
+from remnant.solvers.replay.unroll import Observe, pull_back, push_forward, states
+from remnant.training.fleet import SharedRun
+
+Map = Callable[[Tensor], Tensor]
+
+
+def gauss_newton(
+    run: SharedRun,
+    starts: Tensor,
+    labels: Tensor,
+    seen: Tensor,
+    *,
+    observe: Observe,
+    chart: Chart,
+    bends: Sequence[float],
+    inner: int,
+) -> Minimum:
+    """One full step for each of `bends` (see `kinks`; 0 = the plain derivative), from `starts`.
+
+    seen: K x q. inner: steps of conjugate gradients for each. Of all points the one with the least
+    sum of absolute misfits is kept, since a step need not come closer.
+    """
+    n, point = float(run.records), chart.place(starts)
+    best, least = point, torch.full_like(point[:, 0], torch.inf)
+    values, trace = least, []
+    with task("gauss-newton", len(bends) + 1) as tick:
+        for bend in (*bends, None):
+            records = chart.records(point, starts)
+            path = states(run, records, labels)
+            gap = n * (seen - observe(path[-1][: len(run.start)]))
+            value, size = gap.square().sum(1), gap.abs().sum(1)
+            better = size < least
+            best = torch.where(better[:, None], point, best)
+            least, values = torch.where(better, size, least), torch.where(better, value, values)
+            trace.append(values)
+            tick(note=f"misfit {float(values.median()):.1e}")
+            if bend is not None:
+                point = point + step(
+                    with_kinks(run, bend) if bend else run,
+                    path, records, labels, gap / n, observe, chart, inner,
+                )  # fmt: skip
+    return Minimum(points=best, values=values, evaluations=len(trace), trace=tuple(trace))
+
+
+def step(
+    run: SharedRun,
+    path: Sequence[Sequence[Tensor]],
+    records: Tensor,
+    labels: Tensor,
+    gap: Tensor,
+    observe: Observe,
+    chart: Chart,
+    inner: int,
+) -> Tensor:
+    """The change of coordinates that closes most of `gap` (K x q), weighted as for a sum of
+    absolute values."""
+    end = path[-1][: len(run.start)]
+    buffers = [torch.zeros_like(s) for s in path[-1][len(end) :]]
+    size = gap.abs()
+    share = 1 / (size + size.median(1, keepdim=True).values).clamp(min=1e-30)
+    weight = (share / share.amax(1, keepdim=True)).sqrt()
+
+    with torch.enable_grad():
+        leaves = [w.detach().requires_grad_() for w in end]
+        outputs = observe(leaves) * weight
+        dual = torch.zeros_like(outputs, requires_grad=True)
+        # Linear in `dual`, so that its gradient in it is the derivative along a direction.
+        pulled = torch.autograd.grad(
+            outputs, leaves, dual, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+
+    def forward(change: Tensor) -> Tensor:
+        moved = push_forward(run, path, records, labels, chart.records(change, records))
+        (image,) = torch.autograd.grad(pulled, dual, moved, retain_graph=True)
+        return image
+
+    def backward(pull: Tensor) -> Tensor:
+        adjoint = torch.autograd.grad(
+            outputs, leaves, pull, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return chart.pull(pull_back(run, path, records, labels, [*adjoint, *buffers]))
+
+    return least_squares(forward, backward, gap * weight, inner)
+
+
+def least_squares(forward: Map, backward: Map, wanted: Tensor, steps: int) -> Tensor:
+    """K x d that bring forward(.) near `wanted` (K x q): conjugate gradients, row by row."""
+    left, found = wanted, None
+    pull = backward(left)
+    direction, length = pull, pull.square().sum(1, keepdim=True)
+    for _ in range(steps):
+        image = forward(direction)
+        far = length / image.square().sum(1, keepdim=True).clamp(min=1e-300)
+        far = torch.where(length > 0, far, 0.0)
+        found = far * direction if found is None else found + far * direction
+        left = left - far * image
+        pull = backward(left)
+        now = pull.square().sum(1, keepdim=True)
+        direction = pull + torch.where(length > 0, now / length, 0.0) * direction
+        length = now
+    return torch.zeros_like(pull) if found is None else found
