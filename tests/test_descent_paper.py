@@ -1,5 +1,7 @@
 """The paper's descent: the fast loss is the naive one, batches are the whole, records come back."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from remnant.models import build
 from remnant.scoring import centred_correlation
 from remnant.solvers.descent import paper
 from remnant.solvers.descent.objective import objective
-from remnant.solvers.descent.paper import Descent, RowAdam, descend, iterates, slopes
+from remnant.solvers.descent.paper import SCALED, Descent, RowAdam, descend, iterates, slopes
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
 
@@ -251,3 +253,48 @@ def test_no_change_is_no_evidence():
     )  # fmt: skip
     with pytest.raises(InputError, match="evidence: expected numbers other than zero, got zeros"):
         descend(model, still, Descent(steps=1), shape=(36,), records=1, generator=seeded())
+
+
+def test_scaled_settings_do_not_see_the_size_of_the_evidence():
+    model = build("mlp:36-24-20-3", generator=seeded())
+    evidence = between(model)
+    longer = replace(evidence, vector={n: 1000 * v for n, v in evidence.vector.items()})
+    settings = replace(SCALED, steps=8, features="initial", double=True)
+    ends = [
+        list(iterates(model, e, settings, shape=(36,), records=2, generator=seeded(3)))[-1]
+        for e in (evidence, longer)
+    ]
+    assert torch.allclose(ends[0].inputs, ends[1].inputs, atol=1e-4)
+    assert torch.allclose(1000 * ends[0].duals, ends[1].duals, rtol=1e-3)
+    assert ends[0].loss == pytest.approx(ends[1].loss, rel=1e-4)
+
+
+def test_own_units_are_the_spread_of_activations_and_the_size_of_layer_inputs():
+    model = build("mlp:36-24-20-3", generator=seeded())
+    goal = objective(
+        model, between(model).vector, [dict(model.named_parameters())], torch.zeros(1, 36),
+        temperature=5.0,
+    )  # fmt: skip
+    inputs = torch.randn(6, 36, generator=seeded(4))
+    before = model[1](inputs)
+    inside = nn.functional.softplus(before, beta=5.0)
+    assert goal.spread(inputs) == pytest.approx(min(before.std(), model[3](inside).std()).item())
+    balanced = goal.balanced(inputs)
+    assert balanced.importance["1.bias"] == pytest.approx(inputs.square().sum(1).mean().item())
+    duals = torch.randn(6, 3, generator=seeded(5))
+    left = (goal.vector["1.bias"] - goal.sums(inputs, duals)["1.bias"]).square().sum()
+    others = {n: v for n, v in balanced.importance.items() if n != "1.bias"}
+    without = replace(balanced, importance=others).loss(inputs, duals)
+    more = (balanced.importance["1.bias"] - 1) * left
+    assert (balanced.loss(inputs, duals) - without).item() == pytest.approx(more.item(), rel=1e-3)
+
+
+def test_scaled_batches_of_all_candidates_are_the_whole():
+    model = build("mlp:36-24-20-3", generator=seeded())
+    settings = replace(SCALED, steps=1, features="final", double=True)
+    runs = [
+        iterates(model, between(model), s, shape=(36,), records=2, generator=seeded(3))
+        for s in (settings, replace(settings, batch=3))
+    ]
+    whole, part = (next(run).loss for run in runs)
+    assert whole == pytest.approx(part, rel=1e-9)

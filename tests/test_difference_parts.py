@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remnant.solvers.difference.decay import fit_decay, without_decay
-from remnant.solvers.difference.exact import Found, settled, suspects
+from remnant.solvers.difference.exact import suspects
 from remnant.solvers.difference.signals import find_signals, nearest_signals
 from remnant.solvers.difference.smooth import (
     Points,
@@ -25,7 +25,6 @@ from remnant.solvers.difference.smooth import (
 from remnant.solvers.layers import Dense
 from remnant.solvers.spans import decompose, span_of
 from remnant.types import Evidence
-from test_solvers_exact import small_problem, true_duals
 
 
 def normal(*shape, seed=0):
@@ -79,22 +78,10 @@ def test_signals_of_planted_records_are_found():
     duals = (planted > 0) * (normal(count, outputs, seed=3) @ signals.T)
     spaces = (t.float(), torch.linalg.qr(duals.T)[0].float(), signals.float())
     points = find_signals(spaces, 24, generator=torch.Generator().manual_seed(0), iterations=600)
-    agree = ((points.t[:, None] > 0) == (planted > 0)).double().mean(2).max(1).values
+    t = points.coordinates @ spaces[0].T
+    agree = ((t[:, None] > 0) == (planted > 0)).double().mean(2).max(1).values
     assert float(agree[points.gap < 1e-2].min()) > 0.95
     assert int((points.gap < 1e-2).sum()) > 0
-
-
-def test_settled_points_are_orthogonal_to_all_other_duals():
-    problem, records = small_problem()
-    z, y = true_duals(problem, records), records @ problem.span.right.T
-    y = nn.functional.normalize(y, dim=1)
-    rough = nn.functional.normalize(y + 0.05 * normal(*y.shape), dim=1)
-    known, pool = settled(problem, Found(z=z[:8], y=rough[:8]), rough[8:])
-    product = torch.cat([known, pool]) @ (z[:8] / problem.span.scale).T
-    product[:8].fill_diagonal_(0)
-    assert float(product.abs().max()) < 1e-6 * float((1 / problem.span.scale).max())
-    before, after = ((points[8:] * y[8:]).sum(1) for points in (rough, torch.cat([known, pool])))
-    assert float(after.min()) > float(before.min())
 
 
 def test_suspects_are_the_doubtful_and_the_farthest_others():

@@ -10,9 +10,18 @@ from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
 from remnant.solvers.difference.certificate import certify
 from remnant.solvers.difference.duals import null_vectors
-from remnant.solvers.difference.exact import Found, Search, recover, refine_found, solve_records
+from remnant.solvers.difference.exact import (
+    Found,
+    Search,
+    finish,
+    recover,
+    solve_records,
+    take_duals,
+)
 from remnant.solvers.difference.graph import (
+    LIGHT,
     WEIGHT,
+    Spaces,
     find_points,
     project_on_graph,
     refine_points,
@@ -52,27 +61,46 @@ def true_duals(problem, records):
 
 
 def test_the_graph_projection_is_the_nearest_point():
-    t, s = torch.randn(2, 1, 200, generator=seeded(), dtype=torch.float64)
-    near_t, near_s = project_on_graph(t, s)
-    assert torch.equal(near_s, near_t.clamp(min=0))
+    parts = torch.randn(4, 1, 200, generator=seeded(), dtype=torch.float64)
+    near = project_on_graph(parts)
+    t, u, s, a = near
+    assert torch.equal(s, t.clamp(min=0))
+    assert not bool(((t < 0) & (u < 0) & (a != 0)).any())
+    weights = torch.tensor([1.0, LIGHT, WEIGHT**2, LIGHT]).double()[:, None]
     grid = torch.linspace(-6, 6, 24_001, dtype=torch.float64)[:, None]
-    distance = (grid - t) ** 2 + (WEIGHT * (grid.clamp(min=0) - s)) ** 2
-    best = distance.min(0).values
-    ours = ((near_t - t) ** 2 + (WEIGHT * (near_s - s)) ** 2)[0]
-    assert float((ours - best).max()) < 1e-9
+    first = (grid - parts[0]) ** 2 + (WEIGHT * (grid.clamp(min=0) - parts[2])) ** 2
+    fires, silent = (first + torch.where(c, 0.0, math.inf) for c in (grid > -1e-9, grid < 1e-9))
+    later, never = parts[1].clamp(max=0) ** 2, parts[1].clamp(min=0) ** 2 + parts[3] ** 2
+    best = torch.minimum(
+        fires.min(0).values, silent.min(0).values + LIGHT * torch.min(later, never)
+    )
+    ours = (weights * (near - parts)[:, 0] ** 2).sum(0)
+    assert float((ours - best[0]).abs().max()) < 1e-6
 
 
-def test_points_of_a_planted_problem_are_found():
-    width, count = 120, 4
-    spread = torch.randn(width, count, generator=seeded(1), dtype=torch.float64)
-    first = torch.linalg.qr(spread)[0].float()
-    planted = first @ torch.randn(count, count, generator=seeded(2))
-    features = torch.linalg.qr(planted.clamp(min=0))[0]
-    points = find_points(first, features @ features.T, 16, generator=seeded(3), iterations=2000)
+def planted(width=120, count=4):
+    """Spaces of random records whose weights do not drift, and their t and duals."""
+    first = torch.linalg.qr(torch.randn(width, count, generator=seeded(1)))[0]
+    t = first @ torch.randn(count, count, generator=seeded(2))
+    features = torch.linalg.qr(t.clamp(min=0))[0]
+    duals = torch.randn(width, count, generator=seeded(4)) * (t > 0)
+    ends = torch.cat([first, math.sqrt(LIGHT) * first]) / math.sqrt(1 + LIGHT)
+    space = torch.linalg.qr(duals)[0]
+    return Spaces(ends=ends, soft=features @ features.T, duals=space), t, duals
+
+
+def test_points_of_a_planted_problem_are_found_with_their_duals():
+    spaces, t, duals = planted()
+    points = find_points(spaces, 16, generator=seeded(3), iterations=2000)
     unit = torch.nn.functional.normalize
-    cosine = unit(points.t[points.gap < 1e-3], dim=1) @ unit(planted, dim=0)
-    assert len(cosine) > 0
-    assert float(cosine.max(1).values.min()) > 0.999
+    good = points.gap < 1e-2
+    assert int(good.sum()) > 4
+    start, end = spaces.at(points.coordinates[good])
+    assert torch.allclose(start, end, atol=1e-3)
+    cosine, which = (unit(start, dim=1) @ unit(t, dim=0)).max(1)
+    assert float(cosine.min()) > 0.999
+    same = (unit(points.dual[good], dim=1) @ unit(duals, dim=0)).abs()
+    assert float(same.gather(1, which[:, None]).min()) > 0.99
     assert bool((points.gap.diff() >= 0).all())
 
 
@@ -82,7 +110,7 @@ def test_refinement_lowers_the_quotient_and_keeps_a_solution():
     noisy = torch.nn.functional.normalize(
         y + 0.02 * torch.randn(y.shape, generator=seeded()), dim=1
     )
-    refined, quotient = refine_points(problem.start, problem.penalty, noisy, iterations=5)
+    refined, quotient = refine_points(problem.start, problem.penalty(), noisy, iterations=5)
     before = (noisy * y).sum(1)
     after = (refined * y).sum(1)
     assert float(after.min()) > float(before.min())
@@ -95,11 +123,12 @@ def test_null_vectors_forgive_neurons_wrongly_taken_for_silent():
     hidden = torch.nn.functional.normalize(torch.randn(7, generator=seeded(1)).double(), dim=0)
     rows = torch.arange(60) < 25
     left[rows] -= (left[rows] @ hidden)[:, None] * hidden  # `hidden` is null on the first rows
-    z = null_vectors(left, rows.double()[None], generator=seeded(2), widths=(0.03,))[0]
+    near = torch.nn.functional.normalize(hidden + 0.1 * left[-1], dim=0)[None]
+    z = null_vectors(left, near, rows.double()[None], widths=(0.03, 0.03))[0]
     assert abs(float(z @ hidden)) == pytest.approx(1, abs=1e-6)
     wrong = rows.clone()
     wrong[25:28] = True  # three neurons taken for silent that are not
-    forgiving = null_vectors(left, wrong.double()[None], generator=seeded(2), widths=(0.3, 0.03))
+    forgiving = null_vectors(left, near, wrong.double()[None], widths=(0.3, 0.03, 0.03))
     plain = torch.linalg.svd(left[wrong])[2][-1]
     assert abs(float(forgiving[0] @ hidden)) > 1 - 1e-4 > abs(float(plain @ hidden))
 
@@ -254,13 +283,51 @@ def test_every_witness_of_the_certificate_counts():
     assert not bool(determined(few, z).any())  # nothing counts as zero
 
 
-def test_a_partial_result_uses_what_the_found_duals_leave():
+def test_a_partial_result_is_certified_to_the_error_that_it_predicts():
     problem, records = small_problem()
     z = true_duals(problem, records)
     y = torch.nn.functional.normalize(records @ problem.span.right.T, dim=1)
-    rough = torch.nn.functional.normalize(
-        y + 0.02 * torch.randn(y.shape, generator=seeded()), dim=1
-    )
-    points = refine_found(problem, Found(z=z[:-1], y=rough[:-1]))
-    cosine = torch.nn.functional.normalize(points, dim=1) * y[:-1]
-    assert float(cosine.sum(1).abs().min()) > 0.9999
+    noise = torch.randn(y.shape, generator=seeded(), dtype=torch.float64)
+    rough = torch.nn.functional.normalize(y + 0.02 * noise, dim=1)
+    found = Found(z=z[:-1], y=rough[:-1])
+    estimates, error = finish(problem, found)
+    true_error = (estimates - records[:-1]).square().sum(1)
+    assert float((true_error / error).max()) < 20
+    assert float(true_error.median() / error.median()) < 4
+    proof = certify(problem, estimates, found.z, found.y, error)
+    assert int(proof.passed.sum()) >= len(found) - 1
+    assert (proof.exact, proof.residual) == (False, None)
+    # The dual of a record that is not the estimated one, or an estimate that is a blend.
+    swapped = certify(problem, estimates, found.z.roll(1, 0), found.y, error)
+    assert not bool(swapped.passed.any())
+    blends = (estimates + estimates.roll(1, 0)) / 2
+    assert not bool(certify(problem, blends, found.z, found.y, error).passed.any())
+    vague = certify(problem, estimates, found.z, found.y, error + 1e9)
+    assert not bool(vague.passed.any())
+
+
+def test_nothing_found_is_certified_as_nothing():
+    problem, records = small_problem()
+    none = torch.zeros(0, len(records), dtype=torch.float64)
+    estimates, error = finish(problem, Found(z=none, y=none))
+    assert len(certify(problem, estimates, none, none, error).passed) == 0
+
+
+def test_a_wrong_record_leaves_some_of_the_change_unexplained():
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    right = certify(problem, records, z, y).residual
+    wrong = records.clone()
+    wrong[2] = 0.5 * (records[2] + records[7])
+    assert right < 2e-3
+    assert certify(problem, wrong, z, y).residual > 5 * right
+
+
+def test_a_rough_dual_gets_exact_where_its_point_is_silent():
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
+    rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
+    near, sure = take_duals(problem, y, rough, 0.0)
+    assert int(sure.sum()) > 0.8 * len(z)
+    assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9

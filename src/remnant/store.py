@@ -242,6 +242,11 @@ def keeping_states(run: Run) -> Iterator[None]:
 
     with keeping(Keeper(load=load, save=save)):
         yield
+    forget_states(run)
+
+
+def forget_states(run: Run) -> None:
+    """Remove what `keeping_states` kept: the loops are done."""
     for state in run.path.glob(f"{STATE}{WITHIN}*"):
         state.unlink()
 

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
+from remnant.attacks.ntk_replay import replay_instead, why_no_replay
 from remnant.attacks.outcome import in_data_scale, model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
-from remnant.solvers.descent.paper import Descent, descend
+from remnant.solvers.descent.paper import SCALED, descend
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.difference.exact import Search
 from remnant.solvers.lifted import recover_linearised
@@ -30,14 +31,15 @@ class NTK:
     through the lifted equations (`solvers.lifted`); certified, no public data, the count is found.
     paper: 000's descent on images and duals. projected: the same objective with its duals solved
     for, in the first layer's span, from several starts whose agreement is the confidence. auto:
-    exact; where that proves nothing and the number of records is known, projected.
+    exact; where that proves nothing, replay of a known, short training (`attacks.ntk_replay`), or
+    projected where the number of records is known.
     """
 
     preset: Preset = "auto"
     starts: int = 32  # exact: points searched for at a time
     iterations: int = 300  # exact: of each search
     patience: int = 12  # exact: rounds without a new record before giving up
-    steps: int | None = None  # paper: 80000, projected: 400
+    steps: int | None = None  # paper: 10000, projected: 400
     features: Literal["initial", "final", "hybrid"] | None = (
         None  # paper: final, projected: initial
     )
@@ -93,7 +95,13 @@ class NTK:
     def fall_back(
         self, target: Target, evidence: Evidence, found: Candidates, generator: torch.Generator
     ) -> Candidates:
-        """What the exact solver said, and approximate candidates where the count is known."""
+        """What the exact solver said, and the records by replay where the training is known and
+        short, or approximate candidates where the count is known."""
+        lacking = why_no_replay(target)
+        if not lacking:
+            return replay_instead(target, found, generator=generator)
+        if target.knowledge.recipe is not None:
+            found = replace(found, reason=f"{found.reason} (nor by replay: {lacking})")
         if target.knowledge.records is None:
             reason = f"{found.reason}; give --records for approximate candidates"
             return replace(found, reason=reason)
@@ -108,8 +116,9 @@ class NTK:
         if count is None:
             reason = "the paper's descent needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        settings = Descent(
-            features=self.features or "final", steps=self.steps or 80_000, double=self.double
+        steps = self.steps or SCALED.steps
+        settings = replace(
+            SCALED, features=self.features or "final", steps=steps, double=self.double
         )
         found = descend(
             target.model,

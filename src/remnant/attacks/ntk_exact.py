@@ -141,7 +141,9 @@ def words_for(target: Target, recovery: Recovery, certified: int, count: int) ->
     words = f"{certified} of {count} records found and certified without the truth"
     if certified and recovery.error is not None:
         worst = float(recovery.error[recovery.passed].max())
-        words += f", to about {worst:.0e} (squared error): nothing is exactly zero in this network"
+        smooth = recovery.certificate is None
+        why = "nothing is exactly zero in this network" if smooth else "exact ones need all others"
+        words += f", to about {worst:.0e} (squared error): {why}"
     elif len(recovery.inputs) and not recovery.exact:
         words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
     if target.knowledge.records not in (None, count):
@@ -196,6 +198,8 @@ def conclude(
     }
     if recovery.error is not None:
         figures["expected_error"] = recovery.error[order].tolist()
+    if recovery.certificate is not None and recovery.certificate.residual is not None:
+        figures["residual"] = recovery.certificate.residual
     return Candidates(
         inputs=data[order].float(),
         confidence=recovery.confidence[order].float(),

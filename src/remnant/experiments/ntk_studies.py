@@ -1,11 +1,11 @@
 """Why weight differences leak (paper 000, sections 4 and 6, Appendices E, I, L).
 
 Errors are squared L2 in pixels between a record and its candidate, greedy one-to-one matching (the
-reconstruction curve). Two hidden layers, N(0, 1/fan_in) weights, squared loss, full batch. Attacks:
-`paper` (descent on images and duals), `projected-final` (the same objective, features at the final
-weights, with the duals projected out, in the first layer's span), `projected` (features at the
-initial weights, which hardly suffers when the kernel moves), `exact` (the `ntk` attack). All but
-`exact` are told the number of records.
+reconstruction curve). Two hidden layers, squared loss, full batch. Attacks: `paper` (descent on
+images and duals, in the network's own units), `projected-final` (the same objective, features at
+the final weights, with the duals projected out, in the first layer's span), `projected` (features
+at the initial weights, which hardly suffers when the kernel moves), `exact` (the `ntk` attack). All
+but `exact` are told the number of records.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class KernelDistance:
     """000, Figure 3: mean error against how far training moved the kernel, width x records."""
 
     widths: tuple[int, ...] = (128, 256, 512)
-    records: tuple[int, ...] = (10, 20, 40)
+    records: tuple[int, ...] = (10, 20)
     dynamics: tuple[str, ...] = ("linearised", "standard")
-    attack: str = "projected-final"
-    steps: int = 400
+    attack: str = "paper"
+    steps: int = 3000
     stop_loss: float = 1e-6
     task: str = "odd-even"
     data: tuple[str, ...] = ("mnist",)
@@ -53,12 +53,12 @@ class KernelDistance:
 class EarlyStopping:
     """000, Figure 15: the loss at which training stops, and what comes back."""
 
-    stops: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+    stops: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
     attacks: tuple[str, ...] = ("paper", "exact")
     records: int = 20
     width: int = 512
-    steps: int = 4000
-    repeats: int = 3
+    steps: int = 3000
+    repeats: int = 1
     task: str = "odd-even"
     data: tuple[str, ...] = ("mnist",)
 
@@ -72,8 +72,8 @@ class LeakFactors:
     classes: tuple[int, ...] = (2, 3, 5, 10)
     class_records: int = 30
     attack: str = "paper"
-    steps: int = 4000
-    repeats: int = 2
+    steps: int = 2500
+    repeats: int = 1
     task: str = "odd-even"
     data: tuple[str, ...] = ("mnist",)
 
@@ -82,9 +82,9 @@ class LeakFactors:
 class Onion:
     """000, Figures 6 and 21: remove the most exposed records, train again, attack again."""
 
-    records: int = 80
-    remove: int = 10
-    rounds: int = 4
+    records: int = 40
+    remove: int = 8
+    rounds: int = 3
     per_root: float = 55.0  # width = 55 sqrt(n)
     # (which records are removed, as many of each class)
     removals: tuple[tuple[str, bool], ...] = (
@@ -92,14 +92,14 @@ class Onion:
         ("random", True),
         ("exposed", False),
     )
-    attack: str = "projected"
-    steps: int = 400
+    attack: str = "paper"
+    steps: int = 2500
     repeats: int = 1
     task: str = "odd-even"
     data: tuple[str, ...] = ("mnist",)
 
 
-QUICK_KERNEL = KernelDistance(widths=(64, 128, 256), records=(6, 12), steps=300)
+QUICK_KERNEL = KernelDistance(widths=(64, 128, 256), records=(6, 12), steps=1000)
 QUICK_STOPPING = EarlyStopping(
     stops=(1e-1, 1e-3, 1e-5), records=10, width=256, repeats=1, steps=1500
 )
@@ -107,7 +107,7 @@ QUICK_FACTORS = LeakFactors(
     records=30, width=200, classes=(2, 10), class_records=20, steps=1500, repeats=1
 )
 QUICK_ONION = Onion(
-    records=30, remove=6, rounds=3, removals=(("exposed", True), ("random", True)), steps=200
+    records=30, remove=6, rounds=3, removals=(("exposed", True), ("random", True)), steps=1000
 )
 
 

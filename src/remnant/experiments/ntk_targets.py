@@ -9,7 +9,7 @@ import copy
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from remnant.gradients import gram, kernel_distance
 from remnant.models import Linearised, build
 from remnant.scoring import greedy, squared_l2
 from remnant.seeds import generator_for
-from remnant.solvers.descent.paper import Descent, descend
+from remnant.solvers.descent.paper import SCALED, descend
 from remnant.solvers.descent.projected import Projected, search
 from remnant.training import GradientDescent, solve_linearised, targets, train
 from remnant.types import Examples, Knowledge, Scaling, Target
@@ -130,7 +130,7 @@ def attacked(run: Finished, attack: str, steps: int, seed: int) -> tuple[Tensor,
         evidence = weight_difference(target)
         given: Any = {"shape": target.input_shape, "records": len(run.truth)}
         if attack == "paper":
-            rule = Descent(features=features, steps=steps)
+            rule = replace(SCALED, features=features, steps=steps)
             inputs = descend(target.model, evidence, rule, generator=generator, **given).inputs
         else:
             plan = Projected(features=features, steps=steps, starts=1)
@@ -181,9 +181,8 @@ def train_and_integrate(
     begun = time.process_time()
     scaling = Scaling(mean=mean_image(public))
     text = f"mlp:{math.prod(records.shape)}-{width}-{width}-1"
-    model = build(
-        text, generator=generator_for(seed, "weights"), init="normal", dtype=torch.float64
-    )
+    generator = generator_for(seed, "weights")
+    model = build(text, generator=generator, init="normal", dtype=torch.float64)
     inputs = scaling.to_model(records.inputs.double())
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     # Half of what the kernel's largest eigenvalue allows.

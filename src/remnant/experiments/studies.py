@@ -20,7 +20,15 @@ from remnant.experiments import ntk_studies as ntk
 from remnant.experiments import private_study as private
 from remnant.progress import task
 from remnant.report.lines import Panel, draw_lines
-from remnant.store import Run, finish, hash_tensors, keeping_states, write_bytes, write_text
+from remnant.store import (
+    Run,
+    finish,
+    forget_states,
+    hash_tensors,
+    keeping_states,
+    write_bytes,
+    write_text,
+)
 from remnant.sweep.executors import run_tasks
 from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
 from remnant.types import Examples
@@ -324,6 +332,7 @@ def run_study(
         for at, mine in run_tasks(_measure, todo, on=on, shared=(name, settings, data)):
             held += mine
             write_rows(run, held)
+            forget_states(run)
             step(note=" ".join(str(value) for value in todo[at].values()))
     rows = [row for cell in cells for row in _of(cell, held)]
     write_rows(run, rows)

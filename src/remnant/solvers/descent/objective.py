@@ -12,8 +12,8 @@ many that the layer's own size is less, and for all other parameters, the sum it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Objective:
     dense: Sequence[str]
     square: float  # |vector|^2
     thin: dict[str, tuple[Tensor, Tensor]]  # weight -> factors (out x r, in x r) of its vector
+    importance: dict[str, float] = field(default_factory=dict)  # of a bias; 1 where not named
 
     def loss(self, inputs: Tensor, duals: Tensor) -> Tensor:
         """The whole residual's square; divide by `square` to compare models."""
@@ -57,14 +58,7 @@ class Objective:
     def against(self, vector: Weights) -> Objective:
         """The same with another vector in place of its own."""
         values = {name: vector[name].detach() for name in self.vector}
-        return Objective(
-            model=self.model,
-            points=self.points,
-            vector=values,
-            dense=self.dense,
-            square=square(values),
-            thin={},
-        )
+        return replace(self, vector=values, square=square(values, self.importance), thin={})
 
     def sums(self, inputs: Tensor, duals: Tensor, chunk: int | None = None) -> dict[str, Tensor]:
         """sum_j sum_k alpha_jk grad f_k(x_j) itself, by name, `chunk` candidates at a time."""
@@ -81,6 +75,26 @@ class Objective:
         for module in self.model.modules():
             if isinstance(module, nn.Softplus) and getattr(module, "stands_for_relu", False):
                 module.beta = temperature
+
+    def balanced(self, inputs: Tensor) -> Objective:
+        """A dense layer's bias counts as much as its weights do, which meet whole activations.
+
+        Where biases begin at 0 a network is homogeneous, and only what biases change by tells how
+        large an input is: a share that gets lost among hundreds of weights.
+        """
+        with torch.no_grad():
+            _, seen = watched(self.model, self.dense, inputs, self.points[0])
+        sizes = {f"{n}.bias": float(seen[n][0][0].square().sum(1).mean()) for n in self.dense}
+        importance = {name: max(1.0, size) for name, size in sizes.items() if name in self.vector}
+        return replace(self, square=square(self.vector, importance), importance=importance)
+
+    def spread(self, inputs: Tensor) -> float:
+        """The least standard deviation of what enters a softplus that stands for a ReLU."""
+        names = [n for n, m in self.model.named_modules() if getattr(m, "stands_for_relu", False)]
+        with torch.no_grad():
+            _, seen = watched(self.model, names, inputs, self.points[0])
+        spreads = [float(given.std()) for calls in seen.values() for given, _ in calls]
+        return min((s for s in spreads if s > 0), default=1.0)
 
     def _run(
         self, inputs: Tensor, duals: Tensor, weights: Weights
@@ -107,7 +121,8 @@ class Objective:
         weight, bias = f"{name}.weight", f"{name}.bias"
         total = into.new_zeros(())
         if bias in self.vector:
-            total = total + (self.vector[bias] - signals.sum(0)).square().sum()
+            missing = (self.vector[bias] - signals.sum(0)).square().sum()
+            total = total + self.importance.get(bias, 1.0) * missing
         if weight not in self.vector:
             return total
         change = self.vector[weight]
@@ -159,8 +174,9 @@ def objective(
     Every nn.ReLU becomes a softplus. A change of weights of rank at most `rank` is kept in factors.
     """
     twin = _smooth_twin(model, temperature, dtype)
-    values = {name: value.detach().to(dtype) for name, value in vector.items()}
-    if not any(bool(value.any()) for value in values.values()):
+    # A parameter that did not change at all was frozen, and its gradients say nothing.
+    values = {name: value.detach().to(dtype) for name, value in vector.items() if value.any()}
+    if not values:
         raise InputError(expected("descent: evidence", "numbers other than zero", "zeros"))
     cast = [{n: v.detach().to(dtype) for n, v in point.items()} for point in points]
     linear = [n for n, m in twin.named_modules() if type(m) is nn.Linear and n]
@@ -189,8 +205,9 @@ def _smooth_twin(model: nn.Module, temperature: float, dtype: torch.dtype) -> nn
     return twin
 
 
-def square(values: Weights) -> float:
-    return float(sum(value.double().square().sum() for value in values.values()))
+def square(values: Weights, importance: Mapping[str, float] | None = None) -> float:
+    counts = importance or {}
+    return float(sum(counts.get(n, 1.0) * v.double().square().sum() for n, v in values.items()))
 
 
 def _factors(change: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:

@@ -18,10 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.gradients.calls import call
 from remnant.progress import task
-from remnant.solvers.descent.objective import Objective, objective
+from remnant.solvers.descent.objective import Objective, objective, square
 from remnant.types import Evidence, Weights
 
 Bounds = tuple[Tensor | float, Tensor | float]
@@ -43,6 +44,10 @@ class Descent:
     cosine: bool = False  # the rate falls to 0 as a cosine; the paper's stays
     box: float = 0.0  # weight of the squared excess over the pixel box, where there is one
     double: bool = False  # float64
+    # The paper's temperatures and duals suit the scale of its own networks. scaled: temperatures
+    # are in units of the least spread of what enters a ReLU, duals (and their rate) in that unit
+    # in which the first sum is as long as the evidence, and biases count as much as weights.
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         if self.features not in ("initial", "final", "hybrid"):
@@ -63,6 +68,10 @@ class Descent:
         """Where features are taken."""
         ends = {"initial": [evidence.start], "final": [evidence.end]}
         return ends.get(self.features, [evidence.end, evidence.start])
+
+
+# Paper 000's settings for networks of any scale, in an eighth of its steps.
+SCALED = Descent(scaled=True, temperature=(0.6, 60.0), cosine=True, steps=10_000)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,6 +97,7 @@ class Iterate:
     inputs: Tensor
     duals: Tensor
     loss: float  # over |evidence|^2, without the box
+    movers: tuple[RowAdam, RowAdam] | None = None  # of both, where they are all there is to it
 
 
 def descend(
@@ -108,7 +118,14 @@ def descend(
     """
     every = max(1, settings.steps // TRACE_POINTS)
     trace, best = list[float](), None
+    drawn = generator.get_state()  # only the start is drawn
+    kept = checkpoint("descent", model, evidence, settings, shape, records, bounds, drawn)
+    begin = None
+    if kept.state is not None:
+        begin, trace, held = kept.state
+        best = None if held is None else Iterate(**held)
     with task("descent", settings.steps) as step:
+        step(0 if begin is None else begin[0])
         for now in iterates(
             model,
             evidence,
@@ -117,20 +134,27 @@ def descend(
             records=records,
             generator=generator,
             bounds=bounds,
+            begin=begin,
         ):
+            if now.movers is not None and kept.due():
+                kept.save([[now.step, *(mover.state() for mover in now.movers)], trace, best])
             if now.step % every == 0 or now.step == settings.steps:
                 trace.append(now.loss)
             if not math.isfinite(now.loss):
                 break
-            late = 4 * now.step >= 3 * settings.steps
-            if best is None or (
-                late and (now.loss < best.loss or 4 * best.step < 3 * settings.steps)
-            ):
-                best = replace(now, inputs=now.inputs.clone(), duals=now.duals.clone())
+            if best is None or _better(now, best, settings.steps):
+                inputs, duals = now.inputs.clone(), now.duals.clone()
+                best = replace(now, inputs=inputs, duals=duals, movers=None)
             step()
     if best is None:
         raise InputError(expected("descent: loss", "a finite number at the start", "none"))
     return Descended(inputs=best.inputs, duals=best.duals, loss=best.loss, trace=trace)
+
+
+def _better(now: Iterate, best: Iterate, steps: int) -> bool:
+    """Only the last quarter counts, once it is reached."""
+    late, was_late = (4 * it.step >= 3 * steps for it in (now, best))
+    return late and (now.loss < best.loss or not was_late)
 
 
 def iterates(
@@ -142,8 +166,12 @@ def iterates(
     records: int,
     generator: torch.Generator,
     bounds: Bounds | None = None,
+    begin: tuple[int, list[Tensor], list[Tensor]] | None = None,
 ) -> Iterator[Iterate]:
-    """The descent, step by step; the last one stands where the descent ended."""
+    """The descent, step by step; the last one stands where the descent ended.
+
+    begin: a step and the movers' states there, for Algorithm 1.
+    """
     if records < 1:
         raise InputError(expected("descent: records", "1 or more", records))
     dtype = torch.float64 if settings.double else torch.float32
@@ -162,11 +190,31 @@ def iterates(
     width = call(goal.model, inputs[:1], goal.points[0]).shape[1] * len(points)
     uniform = torch.rand(count, width, generator=generator, dtype=torch.float64)
     duals = ((2 * uniform - 1) * settings.dual_range).to(dtype)
+    pace = 1.0
+    if settings.scaled:
+        goal, settings, pace = _in_own_units(goal, settings, inputs, duals)
+        duals *= pace
     box = None if bounds is None or not settings.box else bounds
     if settings.batch is None or settings.batch >= count:
-        yield from _all_at_once(goal, settings, inputs, duals, box)
+        movers = RowAdam(inputs), RowAdam(duals)
+        if begin is not None:
+            for mover, state in zip(movers, begin[1:], strict=True):
+                mover.restore(state)
+        yield from _all_at_once(goal, settings, movers, box, pace, begin[0] if begin else 0)
     else:
-        yield from _batched(goal, settings, inputs, duals, box, generator)
+        yield from _batched(goal, settings, inputs, duals, box, pace, generator)
+
+
+def _in_own_units(
+    goal: Objective, settings: Descent, inputs: Tensor, duals: Tensor
+) -> tuple[Objective, Descent, float]:
+    """See `Descent.scaled`; the number is the unit of duals."""
+    low, high = (end / goal.spread(inputs) for end in settings.temperature)
+    goal.anneal(low)
+    goal = goal.balanced(inputs)
+    sums = goal.sums(inputs, duals, settings.batch)
+    size = square({name: sums[name] for name in goal.vector}, goal.importance)
+    return goal, replace(settings, temperature=(low, high)), math.sqrt(goal.square / size)
 
 
 def normal(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -210,6 +258,13 @@ class RowAdam:
         self.first, self.second = torch.zeros_like(values), torch.zeros_like(values)
         self.counts = torch.zeros(len(values), *[1] * (values.ndim - 1), dtype=values.dtype)
 
+    def state(self) -> list[Tensor]:
+        return [self.values, self.first, self.second, self.counts]
+
+    def restore(self, state: list[Tensor]) -> None:
+        for here, there in zip(self.state(), state, strict=True):
+            here.copy_(there)
+
     def move(self, gradient: Tensor, lr: float, rows: Tensor | slice = slice(None)) -> None:
         self.counts[rows] += 1
         self.first[rows] += 0.1 * (gradient - self.first[rows])
@@ -220,18 +275,25 @@ class RowAdam:
 
 
 def _all_at_once(
-    goal: Objective, settings: Descent, inputs: Tensor, duals: Tensor, box: Bounds | None
+    goal: Objective,
+    settings: Descent,
+    movers: tuple[RowAdam, RowAdam],
+    box: Bounds | None,
+    pace: float,
+    first: int,
 ) -> Iterator[Iterate]:
-    """Algorithm 1."""
-    images, weights = RowAdam(inputs), RowAdam(duals)
-    for step in range(settings.steps + 1):
+    """Algorithm 1. pace: the rate of duals over that of images."""
+    images, weights = movers
+    inputs, duals = images.values, weights.values
+    for step in range(first, settings.steps + 1):
         goal.anneal(temperature_at(settings, min(step, settings.steps - 1)))
         loss, by_input, by_dual = slopes(goal, inputs, duals, box, settings.box)
-        yield Iterate(step=step, inputs=inputs, duals=duals, loss=loss / goal.square)
+        share = loss / goal.square
+        yield Iterate(step=step, inputs=inputs, duals=duals, loss=share, movers=movers)
         lr = rate_at(settings, step)
         if step < settings.steps:
             images.move(by_input, lr)
-            weights.move(by_dual, lr)
+            weights.move(by_dual, pace * lr)
 
 
 def _batched(
@@ -240,6 +302,7 @@ def _batched(
     inputs: Tensor,
     duals: Tensor,
     box: Bounds | None,
+    pace: float,
     generator: torch.Generator,
 ) -> Iterator[Iterate]:
     """Algorithm 2: what the other candidates add stands still, and is kept as one sum.
@@ -263,7 +326,7 @@ def _batched(
                 return
             lr = rate_at(settings, step)
             images.move(by_input, lr, rows)
-            weights.move(by_dual, lr, rows)
+            weights.move(by_dual, pace * lr, rows)
             after = goal.sums(inputs[rows], duals[rows])
             missing = {name: left.vector[name] - after[name] for name in missing}
             step += 1

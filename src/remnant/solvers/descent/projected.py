@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.gradients import gram, inner_products
 from remnant.progress import Step, task
@@ -151,9 +152,14 @@ def _descend(
     huge, since it follows flat directions that Adam's bounded steps do not.
     """
     first, last = settings.temperature
-    adam = RowAdam(free)
+    kept = checkpoint("projected", goal.vector, goal.points, settings, free, box)
+    adam, begin = RowAdam(free), 0
+    if kept.state is not None:
+        begin, moved = kept.state
+        adam.restore(moved)
+        step(begin)
     loss = math.inf
-    for t in range(settings.steps + 1):
+    for t in range(begin, settings.steps + 1):
         share = t / settings.steps
         goal.anneal(first * (last / first) ** share)
         at = free.detach().requires_grad_()
@@ -164,5 +170,7 @@ def _descend(
         if t < settings.steps:
             slope = torch.autograd.grad(total, at)[0]
             adam.move(slope, settings.lr * 0.5 * (1 + math.cos(math.pi * share)))
+            if kept.due():
+                kept.save([t + 1, adam.state()])
             step()
     return loss

@@ -17,58 +17,26 @@ from remnant.solvers.algebra import damped_cholesky
 
 # Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
-GRADUAL = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.01)
-SHARP = (0.05, 0.03, 0.02, 0.01, 0.01)
-FORGIVING = (1.0, 0.7, 0.5, 0.4, *GRADUAL)
+GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 
 
 def null_vectors(
-    left: Tensor,
-    weights: Tensor,
-    *,
-    generator: torch.Generator,
-    widths: Sequence[float],
-    away: Tensor | None = None,
-    own: Tensor | None = None,
-    chunk: int = 8,
+    left: Tensor, z: Tensor, weights: Tensor, *, widths: Sequence[float] = GRADUAL, chunk: int = 8
 ) -> Tensor:
-    """Unit rows z (k x n) that make left z vanish where `weights` (k x w) is large.
+    """Unit rows (k x n) near z that make left z vanish where `weights` (k x w) is large.
 
-    The smallest right singular vector of diag(sqrt(weights)) left; then the same reweighted by
-    1 / (a^2 + width^2), for each width in turn. `away` (n x n) is what it costs at the start to
-    lean on other records' points (see `leaning`); a row of `own` (k x n) is what it counts of that
-    dual's own point, which is taken out again.
+    Each width in turn is one inverse power step on the Gram matrix of the rows of `left`, weighted
+    by weights / (a^2 + width^2) with a = left z of the step before.
     """
-    n = left.shape[1]
-    transposed = left.T.contiguous()
-    rough, rough_transposed = left.float(), transposed.float()  # sharpened later
+    rough, rough_transposed = left.float(), left.T.float().contiguous()  # sharpened later
     found = []
-    for i, rows in enumerate(weights.split(chunk)):
-        gram = _gram(rough_transposed, rough, rows.float()).double()
-        if away is not None:
-            gram = gram + away
-        if own is not None:
-            mine = own[i * chunk : (i + 1) * chunk]
-            gram = gram - mine[:, :, None] * mine[:, None, :]
-        # The mask may be wrong, and an exact null vector would chase its errors.
-        factor = damped_cholesky(gram, 1e-6)
-        z = 1 + 0.3 * torch.randn(len(rows), n, 1, generator=generator, dtype=left.dtype)
-        for _ in range(4):
-            z = normalize(torch.cholesky_solve(z, factor), dim=1)
+    for start, rows in zip(z.split(chunk), weights.split(chunk), strict=True):
+        near = normalize(start, dim=1)
         for width in widths:
-            a = z[:, :, 0] @ transposed
+            a = near @ left.T
             weight = (rows / (a**2 + width**2)).float()
-            gram = _gram(rough_transposed, rough, weight).double()
+            gram = torch.matmul(rough_transposed * weight[:, None, :], rough).double()
             factor = damped_cholesky(gram, 1e-7)
-            z = normalize(torch.cholesky_solve(z, factor), dim=1)
-        found.append(z[:, :, 0])
+            near = normalize(torch.cholesky_solve(near[:, :, None], factor)[:, :, 0], dim=1)
+        found.append(near)
     return torch.cat(found)
-
-
-def _gram(transposed: Tensor, left: Tensor, weights: Tensor) -> Tensor:
-    return torch.matmul(transposed[None] * weights[:, None, :], left)
-
-
-def leaning(scale: Tensor, points: Tensor) -> Tensor:
-    """Unit rows (p x n) that are orthogonal to every dual but that of their own point (p x n)."""
-    return normalize(points / scale, dim=1)

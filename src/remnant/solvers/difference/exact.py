@@ -2,26 +2,26 @@
 
 The adversary holds the change of both layers. The first one's gives the records' number and span
 (`spans`); the second one's row space nearly holds their features at the initial weights. Search
-for points of the span whose features lie in it (`graph`), turn each point into its exact dual
-(`duals`), remove what is found from the space, go on. All duals together give all records at once:
-X~ = Z^-1 diag(scale) right, each divided by its last coordinate, which is the bias' 1.
+for points of the span whose features lie in it, and their duals with them (`graph`), make each dual
+exact (`duals`, `zeros`), remove what is found from the space, go on. All duals together give all
+records at once: X~ = Z^-1 diag(scale) right, each divided by its last coordinate, the bias' 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
 from remnant.solvers.difference.certificate import Certificate, certify
-from remnant.solvers.difference.duals import FORGIVING, GRADUAL, SHARP, leaning, null_vectors
-from remnant.solvers.difference.graph import find_points, refine_points
+from remnant.solvers.difference.duals import null_vectors
+from remnant.solvers.difference.graph import LIGHT, Spaces, find_points, refine_points
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.signals import find_signals
 from remnant.solvers.difference.zeros import settle
@@ -29,7 +29,8 @@ from remnant.solvers.spans import Span
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 NEAR = 0.25  # gap of a point worth a try
-FEW = 0.1  # of the points that give a dual
+LARGER = 8.0  # what two estimates of a record differ by falls short of their squared error by that
+SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,23 +75,28 @@ class Recovery:
 def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> Recovery:
     """Search, take duals, deflate until every record is found or nothing new comes."""
     nobody = torch.zeros(0, problem.count, dtype=torch.float64)
-    found, series = Found(z=nobody, y=nobody), [0.0]
+    known, series = Found(z=nobody, y=nobody), [0.0]
     for _ in range(1 + search.repairs):
-        found = search_on(problem, found, series, search, generator)
-        inputs, z = finish(problem, found)
-        proof = certify(problem, inputs, z, found.y)
-        if len(found) < problem.count or bool(proof.passed.all()):
+        found = search_on(problem, known, series, search, generator)
+        inputs, error = finish(problem, found)
+        proof = certify(problem, inputs, found.z, found.y, error)
+        doubtful = proof.doubtful if len(found) < problem.count else suspects(proof)
+        if bool(proof.passed.all()) or not bool(doubtful.any()):
             break
-        kept = ~suspects(proof)
-        found = Found(z=z[kept], y=found.y[kept])
+        known = Found(z=found.z[~doubtful], y=found.y[~doubtful])
+    if error is None and not proof.exact:  # without all duals, estimates of the others are left
+        found = known
+        inputs, error = finish(problem, found)
+        proof = certify(problem, inputs, found.z, found.y, error)
     agreement = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active)
     return Recovery(
         inputs=inputs[:, :-1],
-        duals=oriented(problem, inputs, z) @ problem.span.left.T,
+        duals=oriented(problem, inputs, found.z) @ problem.span.left.T,
         passed=proof.passed,
         confidence=agreement * (0.5 + 0.5 * proof.passed),
         exact=proof.exact,
         found=series,
+        error=error,
         certificate=proof,
     )
 
@@ -110,114 +116,80 @@ def suspects(proof: Certificate) -> Tensor:
 def search_on(
     problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
 ) -> Found:
-    """More records, until there are as many as the spectrum counts. Extends `series` by a round.
-
-    Where records are many, a record's zeros alone hardly determine its dual; the other records'
-    points, which it must not lean on, are needed too. So where few points gave a dual, the next
-    attempt waits for a quarter of the missing records' points, as long as new ones come.
-    """
-    n = problem.count
-    pool, barren, awaited = found.y[:0], 0, 0
+    """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
+    n, barren = problem.count, 0
+    kept = checkpoint("exact", problem, found, series, search, generator=generator)
+    if kept.state is not None:
+        parts, series[:], barren = kept.state
+        found = Found(**parts)
     with task("searching for records", n) as step:
+        step(len(found))
         while len(found) < n and barren < search.patience:
-            before = len(pool)
-            pool = merge(problem, pool, find_records(problem, found, barren, search, generator))
-            series.append(float(len(found)))
-            if before < len(pool) < awaited:
-                continue
-            z, sure = settle(problem, take_duals(problem, found, pool, barren, generator))
+            y, z, sure = find_records(problem, found, barren, search, generator)
             new = new_duals(found, z, sure)
-            found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, pool[new]]))
-            pool = pool[~new]
-            few = float(new.double().mean()) < FEW
-            awaited = len(pool) + (n - len(found)) // 4 if few else 0
+            found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, y[new]]))
             barren = 0 if bool(new.any()) else barren + 1
             step(int(new.sum()), note=f"{len(found)} of {n}")
-            series[-1] = float(len(found))
+            series.append(float(len(found)))
+            if kept.due():
+                kept.save([found, series, barren])
     return found
-
-
-def settled(problem: Problem, found: Found, pool: Tensor) -> tuple[Tensor, Tensor]:
-    """Points of both without what the duals exclude: each is orthogonal to all others' z / scale.
-
-    The more duals are found, the smaller is the space in which a point can be wrong.
-    """
-    if not len(found):
-        return found.y, pool
-    rows = found.z / problem.span.scale
-    own: Tensor = torch.linalg.pinv(rows)  # n x k, column i orthogonal to all rows but row i
-
-    def rest(y: Tensor) -> Tensor:
-        return y - (y @ rows.T) @ own.T
-
-    y = rest(found.y) + (found.y * rows).sum(1, keepdim=True) * own.T
-    return normalize(y, dim=1), normalize(rest(pool), dim=1)
 
 
 def find_records(
     problem: Problem, found: Found, barren: int, search: Search, generator: torch.Generator
-) -> Tensor:
-    """Points y (k x n) that look like records, in the space that the found duals leave."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Points y (k x n) in the space that the found duals leave, duals z (k x n), and whether sure.
+
+    Where a point's dual is not, the point is refined, and tells better which neurons are silent.
+    """
     basis = complement(found.z / problem.span.scale, problem.count)
-    if basis.shape[1] == 1:
-        return basis.T  # one record left: the space is the record
-    start = problem.start @ basis
-    orthonormal, triangle = torch.linalg.qr(start)
-    starts = min(search.starts, max(4, 2 * basis.shape[1]))
+    margin = SILENT[barren % len(SILENT)]
+    y, z = find_rough(problem, basis, barren, search, generator)
+    near, sure = take_duals(problem, y, z, margin)
+    if problem.signals is None and not bool(sure.all()):
+        start = problem.start @ basis
+        better, _ = refine_points(start, problem.penalty(), y[~sure] @ basis, iterations=5)
+        y[~sure] = upright(problem, better @ basis.T)
+        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure], margin)
+    return y, near, sure
+
+
+def find_rough(
+    problem: Problem, basis: Tensor, barren: int, search: Search, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Different points y (k x n) in the span of `basis` (n x r) and rough duals z (k x n)."""
+    left = problem.span.left / math.sqrt(len(problem.start))
+    starts = min(search.starts, max(8, 2 * basis.shape[1]))
     iterations = search.iterations * (3 if barren else 1)
     if problem.signals is None:
-        points = find_points(
-            orthonormal.float(), problem.soft, starts, generator=generator, iterations=iterations
-        )
+        both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end]) @ basis
+        ends, triangle = torch.linalg.qr(both)
+        spaces = Spaces(ends=ends.float(), soft=problem.soft, duals=left.float())
+        points = find_points(spaces, starts, generator=generator, iterations=iterations)
     else:
-        left = problem.span.left / math.sqrt(len(start))
-        spaces = (orthonormal.float(), left.float(), problem.signals.float())
-        points = find_signals(spaces, starts, generator=generator, iterations=iterations)
-    near = points.t[: max(4, int((points.gap < NEAR).sum()))].double()
-    y = torch.linalg.solve_triangular(triangle, (near @ orthonormal).T, upper=True).T
-    last = basis.T @ problem.span.right[:, -1]
-    y = normalize(y[apart(to_inputs(y, last), 0.3)], dim=1)
-    if problem.signals is not None:
-        return y @ basis.T
-    sharp = float(points.gap.median()) < 0.02
-    y, quotient = refine_points(start, problem.penalty, y, iterations=3 if sharp else 5)
-    return y[quotient.argsort()] @ basis.T
-
-
-def merge(problem: Problem, pool: Tensor, points: Tensor) -> Tensor:
-    """The points of both, each once, with the sign that makes the bias' 1 positive."""
-    both = torch.cat([pool, points])
-    last = problem.span.right[:, -1]
-    both = both * torch.where(both @ last < 0, -1.0, 1.0)[:, None]
-    return both[apart(to_inputs(both, last), 0.1)]
-
-
-def take_duals(
-    problem: Problem, found: Found, pool: Tensor, barren: int, generator: torch.Generator
-) -> Tensor:
-    """The duals (k x n) of the pool's points.
-
-    Points are found more surely than duals, and a dual leans on no record but its own: all other
-    points, found or in the pool, lead to it. A wrong one among them misleads, so that every other
-    barren round does without the pool, and takes fewer neurons for silent, by a wider margin.
-    """
-    left, scale = problem.span.left, problem.span.scale
-    widths: Sequence[float] = FORGIVING if barren % 3 == 2 else GRADUAL
-    if barren % 2 == 0 and len(found) + len(pool) > 0.8 * problem.count:
-        widths = SHARP  # so many points lead to the right dual that a wide penalty would lead away
-    # Points of a single hidden layer are too rough to lead.
-    strength = math.sqrt(len(left)) if problem.signals is None else 0.0
-    known, pool = settled(problem, found, pool)
-    others = strength * leaning(scale, known)
-    own = None if barren % 2 else strength * leaning(scale, pool)
-    return null_vectors(
-        left,
-        clearly_silent(problem.margin(pool), 0.1 * (1 + barren % 4), problem.count),
-        generator=generator,
-        widths=widths,
-        away=others.T @ others + (0 if own is None else own.T @ own),
-        own=own,
+        ends, triangle = torch.linalg.qr(problem.start @ basis)
+        three = (ends.float(), left.float(), problem.signals.float())
+        points = find_signals(three, starts, generator=generator, iterations=iterations)
+    near = max(4, int((points.gap < NEAR).sum()))
+    coordinates = points.coordinates[:near].double().T
+    y = upright(
+        problem, torch.linalg.solve_triangular(triangle, coordinates, upper=True).T @ basis.T
     )
+    kept = apart(to_inputs(y, problem.span.right[:, -1]), 0.1)
+    return y[kept], points.dual[:near][kept].double() @ left
+
+
+def upright(problem: Problem, y: Tensor) -> Tensor:
+    """Unit rows with the sign that makes the bias' 1 positive."""
+    last = problem.span.right[:, -1]
+    return normalize(y, dim=1) * torch.where(y @ last < 0, -1.0, 1.0)[:, None]
+
+
+def take_duals(problem: Problem, y: Tensor, z: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure."""
+    silent = clearly_silent(problem.margin(y), -margin, problem.count)
+    return settle(problem, null_vectors(problem.span.left, z, silent), problem.not_firing(y))
 
 
 def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:
@@ -238,25 +210,33 @@ def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
     return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
 
 
-def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor]:
-    """x~ (k x (d+1)) and duals z (k x n): exact if all duals were found, else estimates."""
+def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
+    """x~ (k x (d+1)), exact if all duals were found; else estimates, and their squared errors (k).
+
+    An estimate rests on the next layer's features, which drift. How far it moves where that layer's
+    weak directions count less, or more, says how far it is off; if by chance hardly, as the others.
+    """
     if len(found) == problem.count:
-        return solve_records(problem.span, found.z), found.z
-    points = found.y if problem.signals is not None else refine_found(problem, found)
-    return to_inputs(points @ problem.span.right), found.z
+        return solve_records(problem.span, found.z), None
+    if problem.signals is not None or not len(found):
+        return to_inputs(found.y @ problem.span.right), torch.full((len(found),), math.inf)
+    middle, low, high = (
+        to_inputs(refine_found(problem, found, exponent) @ problem.span.right)
+        for exponent in (0.75, 0.5, 1.0)
+    )
+    moved = (high - low).square().sum(1)
+    return middle, LARGER * moved.clamp(min=float(moved.median()))
 
 
-def refine_found(problem: Problem, found: Found) -> Tensor:
+def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:
     """Points y (k x n) once more, each in the space that the other records' duals leave to it."""
-    if not len(found):
-        return found.y
-    rows = found.z / problem.span.scale
+    rows, penalty = found.z / problem.span.scale, problem.penalty(exponent)
     rest, own = complement(rows, problem.count), torch.linalg.pinv(rows).T
     points = []
     for y, direction in zip(found.y, own, strict=True):
         basis = torch.linalg.qr(torch.cat([rest, direction[:, None]], dim=1))[0]
         near = normalize(y[None] @ basis, dim=1)
-        better, _ = refine_points(problem.start @ basis, problem.penalty, near, iterations=3)
+        better, _ = refine_points(problem.start @ basis, penalty, near, iterations=3)
         points.append(better[0] @ basis.T)
     return torch.stack(points)
 

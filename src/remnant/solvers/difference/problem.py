@@ -10,6 +10,8 @@ from torch import Tensor
 
 from remnant.solvers.spans import Span, rounding_level
 
+LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
@@ -19,13 +21,18 @@ class Problem:
     start: Tensor  # w x n: pre-activations of y at the initial weights
     end: Tensor  # w x n: and at the final ones
     soft: Tensor  # w x w float32: soft projector on the features' space
-    penalty: Tensor  # w x w float32: what it costs to leave that space
+    features: Tensor  # w x w float32: the next layer's right directions, as rows
+    sizes: Tensor  # w: their singular values, relative
     signals: Tensor | None = None  # w x c: before the output layer, what comes back from it
     zero: float  # below this, relative to its root-mean-square, an entry of a dual is zero
 
     @property
     def count(self) -> int:
         return self.start.shape[1]
+
+    def penalty(self, exponent: float = 0.75) -> Tensor:
+        """w x w float32: what it costs to leave the features' space, weakest directions most."""
+        return (self.sizes / self.sizes[-1]).pow(-exponent).float()[:, None] * self.features
 
     def margin(self, y: Tensor) -> Tensor:
         """k x w: the larger pre-activation of both ends, in units of its spread over neurons."""
@@ -34,6 +41,10 @@ class Problem:
     def start_margin(self, y: Tensor) -> Tensor:
         """k x w: the same at the initial weights alone."""
         return _in_spreads(y @ self.start.T)
+
+    def not_firing(self, y: Tensor) -> Tensor:
+        """k x w, bool: neurons that y leaves silent at the initial weights, or nearly."""
+        return self.start_margin(y) < 0.1
 
 
 def _in_spreads(t: Tensor) -> Tensor:
@@ -59,13 +70,13 @@ def pose(
     sizes = sizes.clamp(min=1e-5)  # below that, drift hides the features
     half = sizes[min(3 * len(span.right), width // 2)]
     soft = (right.T / (1 + (half / sizes).square())) @ right
-    penalty = (sizes / sizes[-1]).pow(-0.75)[:, None] * right
     return Problem(
         span=span,
         start=first_start @ span.right.T,
         end=first_end @ span.right.T,
         soft=soft.float(),
-        penalty=penalty.float(),
+        features=right.float(),
+        sizes=sizes,
         zero=zero_level(span, first_end, precision),
     )
 
@@ -89,16 +100,17 @@ def pose_output(
         start=first_start @ span.right.T,
         end=first_end @ span.right.T,
         soft=none,
-        penalty=none,
+        features=none,
+        sizes=none,
         signals=torch.linalg.qr(torch.cat([next_start, next_end]).T)[0],
         zero=zero_level(span, first_end, precision),
     )
 
 
 def zero_level(span: Span, weights: Tensor, precision: float) -> float:
-    """Ten times what rounding the weights does to the weakest direction's duals; 1e-4 at least."""
+    """Ten times what rounding the weights does to the weakest direction's duals."""
     rounding = precision / math.sqrt(12) * float(weights.square().mean().sqrt())
-    return min(0.03, max(1e-4, 10 * rounding / float(span.scale[-1])))
+    return min(0.03, max(LEAST_ZERO, 10 * rounding / float(span.scale[-1])))
 
 
 def spectrum_of_features(

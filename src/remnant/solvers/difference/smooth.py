@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.difference.exact import Recovery, Search
@@ -135,7 +136,12 @@ def find_smooth(
     none = torch.zeros(0, dtype=torch.float64)
     found = Points(y=torch.zeros(0, n, dtype=torch.float64), outside=none, error=none)
     traps, barren, series = found.y, 0, [0.0]
+    kept = checkpoint("nearly exact", problem, starts, patience, generator=generator)
+    if kept.state is not None:
+        points, traps, barren, series = kept.state
+        found = Points(**points)
     with task("searching for records", n) as step:
+        step(len(found))
         while len(found) < n and barren < patience:
             lost = barren % 2 == 1  # then look where no record was, and do not mind the traps
             count = min(starts, max(8, 2 * n))
@@ -152,6 +158,8 @@ def find_smooth(
             barren = 0 if len(found) > before else barren + 1
             step(len(found) - before, note=f"{len(found)} of {n}")
             series.append(float(len(found)))
+            if kept.due():
+                kept.save([found, traps, barren, series])
     return found, series
 
 

@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.solvers.algebra import damped_cholesky
-from remnant.solvers.difference.problem import Problem
+from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
 # The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
 # 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
 SECOND = 1e-4
-SPARE = 0.03  # zeros beyond those of chance, as a share of the neurons
+SPARE = 8  # zeros beyond those of chance
 SPARED = 4  # zeros that must not decide
-CLEARLY = 0.1  # a second direction as large as this does not hang on SPARED of the zeros
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,14 +33,20 @@ class Zeros:
     direction: Tensor  # k x n
 
 
-def zeros_of(problem: Problem, z: Tensor) -> Zeros:
+def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
     """z: k x n. Where the zeros are no more than chance gives, nothing is excluded.
+
+    where (k x w, bool): neurons that count. Two records of one class may teach a neuron that both
+    fire in the same proportion, and the difference of their duals vanishes there; so only those
+    that a record does not fire are evidence for its dual.
 
     A mixture of two similar records' duals has the zeros that both have, and can be made to vanish
     on any one neuron more, or on a few by chance: SPARED of the zeros must not decide.
     """
     left, n = problem.span.left, problem.count
     zero = (z @ left.T).abs() < problem.zero
+    if where is not None:
+        zero = zero & where
     count = zero.sum(1)
     second = torch.zeros(len(z), dtype=torch.float64)
     direction = torch.zeros_like(z)
@@ -53,20 +58,18 @@ def zeros_of(problem: Problem, z: Tensor) -> Zeros:
         for _ in range(2):
             values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
             second[i], direction[i] = values[1], vectors[:, 1]
-            if float(values[1]) > CLEARLY:
-                break
             rows = rows[(rows @ vectors[:, 1]).abs().argsort()[: len(rows) - SPARED]]
     return Zeros(count=count, second=second, direction=direction)
 
 
-def determined(problem: Problem, z: Tensor) -> Tensor:
+def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
     """k, bool: the dual's zeros are more than chance gives and determine it up to scale."""
-    return fixed_by(problem, zeros_of(problem, z))
+    return fixed_by(problem, zeros_of(problem, z, where))
 
 
 def fixed_by(problem: Problem, zeros: Zeros) -> Tensor:
     # Any vector can have n - 1 zeros, and as many again as entries happen to fall below `zero`.
-    spare = SPARED + (SPARE + problem.zero) * len(problem.start)
+    spare = SPARED + SPARE + problem.zero * len(problem.start)
     enough = zeros.count > problem.count + spare
     return enough & (zeros.second > least_second(problem))
 
@@ -75,22 +78,29 @@ def least_second(problem: Problem) -> float:
     return max(SECOND, 30 * problem.zero**2)
 
 
-def settle(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to their own zeros, and whether each is determined by them."""
+def settle(problem: Problem, z: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
     z = sharpen(problem, z)
-    zeros = zeros_of(problem, z)
+    zeros = zeros_of(problem, z, where)
     sure = fixed_by(problem, zeros)
     z, changed = unmix(problem, z, zeros)
     if bool(changed.any()):
         z[changed] = sharpen(problem, z[changed])
-        sure[changed] = determined(problem, z[changed])
+        sure[changed] = determined(problem, z[changed], None if where is None else where[changed])
     return z, sure
 
 
 def sharpen(problem: Problem, z: Tensor) -> Tensor:
-    """Duals (k x n) fitted to fewer and surer zeros of their own."""
+    """Duals (k x n) fitted to fewer and surer zeros of their own.
+
+    `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
+    zero would bend the fit, so it ends with those that are within twice the usual rounding.
+    """
     for below in REFITS:
         z = refit_on_zeros(problem, z, max(below, problem.zero))
+    if problem.zero > LEAST_ZERO:
+        for share in (0.3, 0.2, 0.2):
+            z = refit_on_zeros(problem, z, share * problem.zero)
     return z
 
 

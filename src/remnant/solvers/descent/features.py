@@ -1,0 +1,119 @@
+"""Images from what a frozen network makes of them, by descent (Mahendran and Vedaldi 2015).
+
+For backbones that no exact inversion reads (`solvers.convolutions` does plain convolutions): blocks
+with shortcuts, batch norm, a mean over places. Where features are fewer than pixels, many images
+have them, and the one found is smooth: its small misfit then says nothing about pixels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+from remnant.progress import task
+from remnant.solvers.descent.paper import Bounds, normal
+from remnant.solvers.replay.lbfgs import minimise
+
+SILENT = 1e-4  # of a record's largest feature: rounding must not pass for a unit that fires
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureInversion:
+    """Settings of the descent, L-BFGS from several starts; the least misfit is kept."""
+
+    evaluations: int = 300
+    starts: int = 1  # one at zero (the mean of the model's inputs), the others about it
+    image_std: float = 0.3
+    roughness: float = 0.2  # weight of the mean absolute difference of neighbouring pixels
+    box: float = 0.01  # weight of the squared excess over the pixel box
+
+    def __post_init__(self) -> None:
+        for name, low in (("evaluations", 1), ("starts", 1), ("roughness", 0), ("box", 0)):
+            got = getattr(self, name)
+            if not got >= low:
+                raise InputError(expected(f"feature inversion: {name}", f"{low} or more", got))
+
+
+def invert_by_descent(
+    backbone: nn.Module,
+    features: Tensor,
+    settings: FeatureInversion,
+    *,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    bounds: Bounds | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Inputs k x shape (model's scale) whose features come near `features` (k x f), and for each
+    the squared misfit over |features|^2. bounds: the pixel box."""
+    like = next(backbone.parameters())
+    k, count = len(features), settings.starts
+    wanted = features.detach().to(like).flatten(1).repeat(count, 1)  # all records, start by start
+    size = wanted.square().sum(1).clamp(min=1e-30)
+    start = settings.image_std * normal(count * k, shape, generator)
+    start[:k] = 0
+    backbone = copy.deepcopy(backbone)  # it is watched
+    misfit = _misfit(backbone, start[:1].to(like))
+
+    def objective(points: Tensor) -> tuple[Tensor, Tensor]:
+        at = points.detach().view(-1, *shape).requires_grad_()
+        value = misfit(at, wanted) / size + settings.roughness * _roughness(at)
+        if bounds is not None:
+            value = value + settings.box * _outside(at, bounds)
+        return value.detach(), torch.autograd.grad(value.sum(), at)[0].flatten(1)
+
+    with task("images from features", settings.evaluations) as step:
+        found = minimise(
+            objective, start.to(like).flatten(1), evaluations=settings.evaluations, each=step
+        )
+    rows = found.values.view(count, k).argmin(0) * k + torch.arange(k)
+    inputs = found.points.view(-1, *shape)[rows]
+    if bounds is not None:
+        low, high = (torch.as_tensor(end).to(inputs) for end in bounds)
+        inputs = torch.minimum(torch.maximum(inputs, low), high)
+    with torch.no_grad():
+        left = (backbone(inputs).flatten(1) - wanted[:k]).square().sum(1) / size[:k]
+    return inputs, left
+
+
+def _misfit(backbone: nn.Module, probe: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """|features of inputs - wanted|^2, n.
+
+    Where the backbone ends in a ReLU it is taken before it: a unit that ought to fire and does not
+    has no slope after it, and one that ought to be silent may be anything below zero.
+    """
+    last = [module for module in backbone.modules() if isinstance(module, nn.ReLU)][-1:]
+    before: list[Tensor] = []
+    if last:
+        last[0].register_forward_pre_hook(lambda _, given: before.append(given[0]))
+    with torch.no_grad():
+        out = backbone(probe).flatten(1)
+    if not before or not torch.equal(before[-1].relu().flatten(1), out):
+        return lambda inputs, wanted: (backbone(inputs).flatten(1) - wanted).square().sum(1)
+
+    def misfit(inputs: Tensor, wanted: Tensor) -> Tensor:
+        backbone(inputs)
+        units = before.pop().flatten(1)
+        before.clear()
+        fires = wanted > SILENT * wanted.amax(1, keepdim=True)
+        return torch.where(fires, units - wanted, units.clamp(min=0)).square().sum(1)
+
+    return misfit
+
+
+def _outside(images: Tensor, bounds: Bounds) -> Tensor:
+    low, high = (torch.as_tensor(end).to(images) for end in bounds)
+    excess = (low - images).clamp(min=0) + (images - high).clamp(min=0)
+    return excess.square().flatten(1).sum(1)
+
+
+def _roughness(images: Tensor) -> Tensor:
+    """The mean absolute difference between neighbours, n, rounded at zero."""
+    if images.ndim < 4:
+        return images.new_zeros(len(images))
+    parts = (images.diff(dim=-2), images.diff(dim=-1))
+    return torch.stack([p.square().add(1e-6).sqrt().flatten(1).mean(1) for p in parts]).sum(0)

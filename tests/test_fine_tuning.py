@@ -1,0 +1,121 @@
+"""Fine-tuned networks: features exactly, images from them, the paper's objective through blocks."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from remnant.data import load
+from remnant.evidence import weight_difference
+from remnant.experiments import fine_tuning as tuning
+from remnant.gradients import weighted_sum
+from remnant.models.residual import freeze_norms, residual
+from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
+from remnant.solvers.descent.objective import objective
+
+SMALL = tuning.FineTuning(
+    widths=(4, 16), epochs=1, hidden=128, per_class=1, tuning=20, cnn="c4k3s2p1-64-10",
+    cnn_records=3, steps=10, inversion=40, data=("digits",),
+)  # fmt: skip
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@functools.cache
+def digits():
+    return load("digits")
+
+
+@functools.cache
+def scene(case):
+    return tuning.scene_of(SMALL, {"case": case, "seed": 0}, digits())
+
+
+def test_fine_tuning_moves_what_it_says_and_nothing_else():
+    for case, moved in (("all layers", "0.0.weight"), ("dense head", "1.1.weight")):
+        evidence = weight_difference(scene(case).target)
+        changed = {name for name, value in evidence.vector.items() if value.any()}
+        assert moved in changed
+        assert all(name.startswith("1.") for name in changed) == (case == "dense head")
+        norms = [n for n, m in scene(case).target.model.named_modules() if "BatchNorm" in str(m)]
+        leaves = {f"{n}.{leaf}" for n in norms for leaf in ("weight", "bias")}
+        assert not leaves & changed
+
+
+def test_features_of_a_frozen_backbone_come_back_exactly():
+    made = scene("dense head")
+    assert made.backbone is not None
+    with torch.no_grad():
+        features = made.backbone(made.target.scaling.to_model(made.truth.inputs))
+    small = tuning.head_target(made.target)
+    assert small.input_shape == (features.shape[1],)
+    for name, value in small.knowledge.initial.items():
+        assert torch.equal(value, made.target.knowledge.initial[f"1.{name}"])
+    found = tuning.NTK(preset="exact")(small, generator=seeded(0))
+    assert found.figures["counted"] == len(made.truth), found.reason
+    gaps = torch.cdist(features, found.inputs).min(1).values
+    assert gaps.max() < 1e-3 * features.norm(dim=1).max()
+
+
+def test_the_objective_is_zero_at_a_step_through_blocks_and_frozen_norms():
+    model = freeze_norms(residual((1, 8, 8), (4, 6), (3,), generator=seeded(0))).double()
+    for module in model.modules():  # no kinks: softplus in place of ReLU changes nothing then
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.Tanh())
+    inputs = torch.rand(2, 1, 8, 8, generator=seeded(1), dtype=torch.float64)
+    duals = torch.randn(2, 3, generator=seeded(2), dtype=torch.float64)
+    vector = weighted_sum(model, inputs, duals)
+    for name, parameter in model.named_parameters():
+        vector[name] = vector[name] if parameter.requires_grad else 0 * vector[name]
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    goal = objective(model, vector, [weights], inputs[:1], temperature=10, dtype=torch.float64)
+    assert "1.weight" not in goal.vector  # a frozen norm
+    assert goal.loss(inputs, duals).item() < 1e-20 * goal.square
+    assert goal.loss(inputs.flip(0), duals).item() > 1e-3 * goal.square
+
+
+def test_images_come_back_from_wide_features_before_the_last_relu():
+    backbone = freeze_norms(residual((1, 8, 8), (16,), (), generator=seeded(0), pool=False))
+    truth = digits().inputs[:3] - 0.3
+    with torch.no_grad():
+        features = backbone(truth).flatten(1)
+    settings = FeatureInversion(evaluations=150, starts=2, roughness=0.0)
+    found, misfit = invert_by_descent(
+        backbone, features, settings, shape=(1, 8, 8), generator=seeded(0), bounds=(-0.3, 0.7)
+    )
+    assert misfit.max() < 1e-4
+    assert (found - truth).square().flatten(1).sum(1).max() < 1e-2
+    assert not any(module._forward_pre_hooks for module in backbone.modules())
+
+
+@pytest.mark.parametrize(("case", "attack"), [("all layers", "hybrid"), ("cnn 3", "hybrid")])
+def test_a_row_has_its_null_beside_it(case, attack):
+    cell = {"case": case, "attack": attack, "seed": 0, "data": "digits"}
+    (row,) = tuning.measure_tuning(SMALL, cell, {"digits": digits()})
+    assert row["status"] == "inconclusive"
+    assert row["mean_error"] > 0
+    assert 0 < row["null_correlation"] < 1
+    assert row["records"] == (4 if case == "all layers" else 3)
+
+
+def test_replay_finds_what_a_short_cnn_training_saw():
+    cell = {"case": "cnn 5", "attack": "replay", "seed": 0, "data": "digits"}
+    settings = tuning.replace(SMALL, cnn="c6k3-24-10:elu", cnn_records=2, cnn_rate=0.05)
+    (row,) = tuning.measure_tuning(settings, cell, {"digits": digits()})
+    assert row["status"] == "complete", row["reason"]
+    assert row["recovered"] == row["certified"] == 2
+    assert row["mean_error"] < 1e-6
+
+
+def test_panels_show_what_was_found_beside_held_out_images():
+    rows = [
+        {"case": case, "attack": "hybrid", "correlation": 0.5, "null_correlation": 0.4}
+        for case in ("all layers", "cnn 10")
+    ]
+    panels = tuning.plot_tuning(rows)
+    assert [panel.title for panel in panels] == ["residual network", "cnn"]
+    assert [line.name for line in panels[0].lines] == ["found", "held-out images"]
