@@ -97,6 +97,38 @@ def test_too_little_seen_is_inconclusive_even_if_it_fits():
     assert not found.figures["determined"]
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_record_that_the_run_does_not_depend_on_is_not_certified(alive):
+    examples = load("digits")
+    known = examples.take(range(30))
+    model = build("mlp:64-3-10:relu", generator=seeded(1), dtype=torch.float64)
+    weight, bias = (p.detach() for p in list(model.parameters())[:2])
+    level = 1.0 if alive else -3.0  # of every unit before training
+    record = (torch.linalg.pinv(weight) @ (level - bias)).view(1, 1, 8, 8)
+    everything = replace(examples.take(range(31)), inputs=torch.cat([known.inputs, record.float()]))
+    recipe = replace(RECIPE, steps=4)
+    trained = train(model, everything, recipe, scaling=Scaling(), generator=seeded(9))
+    target = Target(
+        model=trained.model, input_shape=(1, 8, 8), scaling=Scaling(), bounds=None,
+        knowledge=Knowledge(
+            initial=trained.initial, recipe=recipe, known=known, labels=everything.labels
+        ),
+    )  # fmt: skip
+    settings = replace(QUICK, bends=(3.0, 10.0, 30.0, 0.0, 0.0))
+    found = Informed(replaying=settings, double=True)(target, generator=seeded(0))
+    assert found.figures["residual"] < 1e-4, found.reason
+    assert found.figures["determined"] is alive
+    if alive:
+        assert found.status is Status.COMPLETE, found.reason
+        assert (found.inputs - record).square().mean() < 1e-4
+    else:
+        assert found.status is Status.INCONCLUSIVE
+        assert "the run does not depend on the record: " in found.reason
+        assert found.figures["certified"] == 0
+        assert float(found.confidence) == 0.0
+        assert (found.inputs - record).square().mean() > 1e-3
+
+
 def test_two_unknown_records_with_their_labels():
     target, truth = informed_target(unknown=2)
     found = Informed(replaying=replace(QUICK, evaluations=80), double=True)(

@@ -9,6 +9,7 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.replay.chart import Chart, chart_of
+from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
 from remnant.solvers.replay.lbfgs import minimise
 from remnant.solvers.replay.newton import gauss_newton, least_squares
@@ -78,7 +79,7 @@ def test_records_and_labels_come_back_and_nothing_is_told():
     assert torch.equal(found.labels, labels)
     assert worst(found, truth) < 1e-7
     assert found.matched.all()
-    assert found.determined
+    assert found.determined.all()
     assert found.trace[-1] < 1e-6 < found.trace[0]
 
 
@@ -119,6 +120,11 @@ def test_chosen_layers_and_logits():
     assert found.determined
     assert float(found.residual) < 1e-6
     assert worst(found, truth) < 1e-3
+    last = Observation(layers=("3.",))  # 90 numbers, which hold few directions of 64
+    found = replay(run, released, starts=starts, labels=labels, observation=last, settings=QUICK)
+    assert found.matched.all()
+    assert worst(found, truth) > 1e-3
+    assert not found.determined.any()
     few = Observation(layers=("3.bias",))
     assert few.chosen(run.names) == ("3.bias",)
     found = replay(run, released, starts=starts, labels=labels, observation=few, settings=QUICK)
@@ -258,6 +264,44 @@ def test_adam_is_replayed_on_the_scale_of_the_known_entries():
     assert worst(plain, truth) > 0.5 * before
     assert float(found.residual.median()) < 0.05 * float(plain.residual.median())
     assert not plain.matched.any()
+
+
+def silencing(run, deep):
+    """1 x shape: a record for which the first layer's units all are at -deep before training."""
+    weight, bias = run.start[0], run.start[1]
+    return (torch.linalg.pinv(weight) @ (-deep - bias)).view(1, *run.inputs.shape[1:])
+
+
+def test_a_record_that_silences_every_unit_matches_and_is_not_determined():
+    run, _, truth, labels = a_run(spec="mlp:64-8-10", extra=2, targets=1)
+    dead = torch.stack([truth[0, 0], silencing(run, 5.0)[0]])[None]
+    released = run.named(end_of_run(run, dead, labels))
+    moved = dead + 0.1 * torch.tensor([0.0, 1.0]).view(1, 2, 1, 1, 1)
+    for end, same in zip(end_of_run(run, moved, labels), released.values(), strict=True):
+        assert torch.equal(end, same)  # the run does not see where the second record is
+    settings = replace(QUICK, bends=())
+    found = replay(run, released, starts=moved, labels=labels, settings=settings)
+    assert found.matched.all()
+    assert found.idle.tolist() == [[False, True]]
+    assert not found.determined.any()
+    assert worst(found, dead) > 1e-3
+
+
+def test_sensitivity_is_the_length_of_the_derivative():
+    run, _, truth, labels = a_run(targets=1)
+    observe = Observation().of(run)
+    found = sensitivity(run, truth, labels, observe=observe, memory=1 << 30)
+    path, units = states(run, truth, labels), torch.eye(64, dtype=torch.float64)
+    lengths = [
+        float(observe(push_forward(run, path, truth, labels, unit.view_as(truth))).square().sum())
+        for unit in units
+    ]
+    assert float(found.sum()) == pytest.approx(sum(lengths), rel=0.5)  # two draws of a mean
+    assert found.min() > 0
+    strict = torch.tensor([1e9])
+    for matched, idle in [(torch.zeros(1), False), (strict, True)]:
+        said = idle_records(run, truth, labels, matched, observe=observe, memory=1 << 30)
+        assert said.tolist() == [[idle]]
 
 
 def test_rows_of_lbfgs_are_independent():

@@ -222,7 +222,9 @@ def test_classes_are_few_and_numbers_in_order(tmp_path):
 def test_rates_have_nulls_excess_and_control():
     attacks = audit()[0].attacks
     rows = {rate.name: rate for rate in rates(attacks[0])}
-    assert list(rows) == ["candidates", "held_out", "nearest_public", "span_noise", "blends"]
+    assert list(rows) == [
+        "candidates", "held_out", "nearest_public", "public_mean", "span_noise", "blends",
+    ]  # fmt: skip
     mine, null = rows["candidates"], rows["held_out"]
     assert (mine.count, mine.records, mine.high, mine.excess) == (N, N, 1.0, None)
     assert mine.low == pytest.approx(0.025 ** (1 / N))  # exact interval of N of N

@@ -126,7 +126,9 @@ def test_a_finding_is_made_of_it_and_survives_json():
     known = [row["correlation"] for row in rows if row["correlation"] is not None]
     assert known == sorted(known, reverse=True) or max(known) - min(known[:6]) < 1e-6
     assert [row["candidate"] for row in rows[10:]] == [None] * 10
-    assert set(scored["nulls"]) == {"held_out", "blends", "span_noise", "nearest_public"}
+    assert set(scored["nulls"]) == {
+        "held_out", "blends", "span_noise", "nearest_public", "public_mean",
+    }  # fmt: skip
     for name in ("held_out", "blends", "span_noise"):
         assert scored["nulls"][name]["candidates"] == 10
         assert scored["nulls"][name]["matched"] == 10

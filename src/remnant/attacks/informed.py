@@ -233,12 +233,14 @@ def ends_of(target: Target) -> tuple[float, float]:
 
 
 def conclude_replay(target: Target, found: Replayed) -> Candidates:
-    """The best answer's records, certified if the run with them ends at the released weights."""
+    """The best answer's records, certified if the run with them ends at the released weights and
+    would not with others near them."""
     records, labels = found.records[0], found.labels[0]
     residual, count = float(found.residual[0]), len(found.records[0])
     data = target.scaling.to_data(records).float()
     boxed = bool(in_box(data, target.bounds).all())
-    certified = bool(found.matched[0]) and found.determined and boxed
+    certified = bool(found.matched[0] & found.determined[0]) and boxed
+    idle = int(found.idle[0].sum())
     words = f"the run with {'it' if count == 1 else 'them'} leaves {residual:.1e} of the misfit"
     if certified:
         reason = f"{words}: the records are those of the run"
@@ -247,8 +249,14 @@ def conclude_replay(target: Target, found: Replayed) -> Candidates:
             f"{words}: the run was not matched; initial weights, order or recipe may be wrong, "
             "noise may have been added, or more evaluations are needed"
         )
-    elif not found.determined:
-        reason = f"{words}, but fewer numbers are seen than are unknown: others would fit as well"
+    elif idle:
+        which = "the record" if count == 1 else f"{idle} of {count} records"
+        reason = (
+            f"{words}, but the run does not depend on {which}: all units, or all that read some "
+            "entries, are silent there or nearly so, and other records would fit as well"
+        )
+    elif not bool(found.determined[0]):
+        reason = f"{words}, but too little is seen to hold every entry: others would fit as well"
     else:
         reason = f"{words}, but entries leave the box of the data"
     return Candidates(
@@ -263,7 +271,7 @@ def conclude_replay(target: Target, found: Replayed) -> Candidates:
             "certified": count if certified else 0,
             "passed": [certified] * count,
             "residual": residual,
-            "determined": found.determined,
+            "determined": bool(found.determined[0]),
             "evaluations": found.evaluations,
         },
         trace={"residual": list(found.trace)},

@@ -12,7 +12,7 @@ from remnant.attacks.ntk_replay import replay_instead, why_no_replay
 from remnant.attacks.outcome import in_data_scale, model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
-from remnant.solvers.descent.paper import SCALED, descend
+from remnant.solvers.descent.paper import SHARPENED, descend
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.difference.exact import Search
 from remnant.solvers.lifted import recover_linearised
@@ -39,7 +39,7 @@ class NTK:
     starts: int = 32  # exact: points searched for at a time
     iterations: int = 300  # exact: of each search
     patience: int = 12  # exact: rounds without a new record before giving up
-    steps: int | None = None  # paper: 10000, projected: 400
+    steps: int | None = None  # paper: 16000, projected: 400
     features: Literal["initial", "final", "hybrid"] | None = (
         None  # paper: final, projected: initial
     )
@@ -116,9 +116,9 @@ class NTK:
         if count is None:
             reason = "the paper's descent needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        steps = self.steps or SCALED.steps
+        steps = self.steps or SHARPENED.steps
         settings = replace(
-            SCALED, features=self.features or "final", steps=steps, double=self.double
+            SHARPENED, features=self.features or "final", steps=steps, double=self.double
         )
         found = descend(
             target.model,

@@ -17,7 +17,15 @@ from remnant.solvers.difference.problem import pose, pose_output
 from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.spans import Decomposition, Span, Spectrum, count_records, decompose, span_of
+from remnant.solvers.spans import (
+    Decomposition,
+    Span,
+    Spectrum,
+    count_records,
+    decompose,
+    noise_precision,
+    span_of,
+)
 from remnant.types import Candidates, Evidence, Status, Target
 
 # Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
@@ -56,6 +64,9 @@ def recover_exactly(
     if 2 * count > width:
         reason = f"{count} records at width {width}: past width / 2 they are not determined"
         return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
+    if not spectrum.clear:  # perhaps noise was added; then tolerances are those of the noise
+        level = noise_precision(parts.values, pair.first.affine(evidence.end))
+        evidence = replace(evidence, precision=max(evidence.precision, level))
     recovery = solve(evidence, pair, span_of(parts, count), search, generator)
     return conclude(target, evidence, spectrum, decay, recovery, count, generator)
 

@@ -2,8 +2,9 @@
 
 Where weights changed by a few known steps there is no need of a rank gap, nor of a kernel that
 stands still: the training itself, differentiated, is the equation (`solvers.replay`). Nothing is
-known of the records but their number and classes, and a run with the found ones that ends at the
-released weights proves them. The order of the classes does not matter: a full batch has none.
+known of the records but their number and classes. The found ones are certified if the run with them
+matches the released weights and depends on each of them. The order of the classes does not matter:
+a full batch has none.
 """
 
 from __future__ import annotations

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import re
 import tempfile
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
 
 from remnant.auditing.case import Case
 from remnant.auditing.run import Plan, run_audit
 from remnant.bundle import Audit
 from remnant.models.unwrap import unwrapped
-from remnant.store import hash_tensors, open_run
+from remnant.store import hash_tensors, open_run, spec_hash
 from remnant.training import Recipe
 from remnant.types import Examples, Target
 
@@ -39,31 +47,63 @@ def audit(
     target = replace(target, model=unwrapped(target.model), knowledge=held)
     case = Case(target=target, truth=truth, holdout=holdout, public=public, loss=loss)
     plan = plan or Plan()
-    spec: dict[str, object] = {
-        "verb": "audit",
-        "seed": plan.seed,
-        "threshold": plan.threshold,
-        "attacks": list(plan.attacks) if plan.attacks else None,
-        "targets": list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets,
-        "recipe": repr(held.recipe) if held.recipe else None,
-        "settings": {name: dict(values) for name, values in plan.settings.items()},
-        "loss": loss,
-        "weights": hash_tensors(target.weights),
-        "initial": hash_tensors(held.initial or {}),
-        "gradient": hash_tensors(held.gradient or {}),
-        **{
-            name: hash_tensors({"x": part.inputs, "y": part.labels})
-            for name, part in (("data", truth), ("holdout", holdout), ("public", public))
-        },
-    }
+    # Every field of both, so that no other audit is taken for this one.
+    spec = {"verb": "audit", "data": truth.name, "plan": key_of(plan), "case": key_of(case)}
     if out is not None:
         return _run(case, plan, Path(out), spec)
     with tempfile.TemporaryDirectory() as folder:
         return _run(case, plan, Path(folder) / "audit", spec)
 
 
-def _run(case: Case, plan: Plan, path: Path, spec: dict[str, object]) -> Audit:
+def _run(case: Case, plan: Plan, path: Path, spec: Mapping[str, Any]) -> Audit:
     run = open_run(path, spec)
     if run.finished:
         return Audit.from_json((run.path / "finding.json").read_text())
     return run_audit(case, plan, run)
+
+
+def key_of(value: Any) -> Any:
+    """A value as JSON that differs wherever the value does; tensors and records as hashes."""
+    if isinstance(value, Tensor):
+        return hash_tensors({"": value})
+    if isinstance(value, nn.Module):
+        return hash_model(value)
+    if isinstance(value, Examples):
+        return hash_examples(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {field.name: key_of(getattr(value, field.name)) for field in fields(value)}
+        return {"kind": type(value).__name__, **named}
+    if isinstance(value, Mapping):
+        if value and all(isinstance(item, Tensor) for item in value.values()):
+            return hash_tensors(value)
+        return {str(name): key_of(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [key_of(item) for item in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # an address is another in each process
+
+
+def hash_examples(examples: Examples) -> str:
+    """Of inputs, labels, ids and bounds: all that a finding tells of records."""
+    records = hash_tensors({"x": examples.inputs, "y": examples.labels})
+    rest = {"ids": list(examples.ids), "bounds": key_of(examples.bounds)}
+    return spec_hash({"records": records, **rest})
+
+
+def hash_model(model: nn.Module) -> str:
+    """Of weights and buffers, of every layer's kind and settings, and of the user's own code."""
+    layers = []
+    for name, module in model.named_modules():
+        kind = type(module)
+        code = ""
+        if kind.__module__.split(".")[0] not in ("torch", "remnant"):
+            with suppress(OSError, TypeError):  # typed into a shell
+                code = inspect.getsource(kind)
+        # `training` is no setting: attacks see the model in evaluation mode.
+        held = {k: v for k, v in vars(module).items() if k[0] != "_" and k != "training"}
+        layers.append([name, kind.__qualname__, key_of(held), code])
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    return spec_hash({"layers": layers, "tensors": hash_tensors(tensors)})

@@ -40,11 +40,7 @@ def assess(
     those records, and each candidate is scored against its own: the adversary knew all others.
     Features of a table have unlike scales: they are scored in units of their spread in `public`.
     """
-    unit = Scaling()
-    if truth.bounds is None:
-        std = public.inputs.std(0)
-        std = torch.where(std > 0, std, torch.ones_like(std))
-        unit = Scaling(mean=public.inputs.mean(0), std=std)
+    unit = unit_of(truth, public)
     targets = candidates.figures.get("targets")
     if targets is not None:
         truth = truth.take([truth.ids.index(name) for name in targets])
@@ -59,6 +55,7 @@ def assess(
     )
     if targets is not None:
         scored = in_order(scored, _in_units(truth, unit), scaled)
+    scored["summary"]["numbers"] = math.prod(truth.shape)  # of one record
     return Finding(
         attack=attack,
         status=candidates.status,
@@ -68,6 +65,15 @@ def assess(
         trace=candidates.trace,
         **scored,
     )
+
+
+def unit_of(truth: Examples, public: Examples) -> Scaling:
+    """In which records are compared: as they are, or a table's features by their public spread."""
+    if truth.bounds is not None:
+        return Scaling()
+    std = public.inputs.std(0)
+    std = torch.where(std > 0, std, torch.ones_like(std))
+    return Scaling(mean=public.inputs.mean(0), std=std)
 
 
 def in_order(scored: dict[str, Any], truth: Examples, candidates: Candidates) -> dict[str, Any]:

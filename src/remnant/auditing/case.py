@@ -13,7 +13,7 @@ from remnant.attacks import Attack
 from remnant.bounds import Ledger
 from remnant.capturing import capture
 from remnant.data import draw
-from remnant.errors import InputError, expected
+from remnant.errors import DataError, InputError, expected
 from remnant.models import load_weights
 from remnant.training import DecayTime, GradientDescent, loss_named, train
 from remnant.types import Examples, Knowledge, Target
@@ -62,8 +62,11 @@ class Case:
         """As many records as were trained on, or all that there are, none of them trained on."""
         both = self.holdout if len(self.holdout) >= len(self.public) else self.public
         n = min(len(self.truth), len(both))
-        balanced = both.classes > 0
-        return draw(both, n, generator=torch.Generator().manual_seed(0), balanced=balanced)
+        seeded = torch.Generator().manual_seed(0)
+        try:
+            return draw(both, n, generator=seeded, balanced=both.classes > 0)
+        except DataError:  # too few of some class: then as they come
+            return draw(both, n, generator=seeded, balanced=False)
 
 
 def _prints(examples: Examples) -> list[bytes]:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch.nn.functional import normalize
 
+from remnant.auditing.assess import unit_of
 from remnant.bounds import (
     Ledger,
     blow_up,
@@ -23,25 +25,39 @@ from remnant.bounds import (
     epsilon,
     from_renyi,
 )
+from remnant.seeds import generator_for
 from remnant.types import Examples, Finding
 
 NEAR = 0.999
 POINTS = 2000  # of the prior; more narrow the interval and cost their square
 
 
+COARSE = 0.5  # kappa from which a count says nothing of the ledger
 DOUBT = 0.001  # a count less likely than this under the ledger is an accounting error
 
 
 def promise(
-    finding: Finding, public: Examples, ledger: Ledger, delta: float, *, left_out: bool = False
+    finding: Finding,
+    truth: Examples,
+    public: Examples,
+    ledger: Ledger,
+    delta: float,
+    *,
+    left_out: bool = False,
 ) -> dict[str, Any]:
     """epsilon, delta, kappa, gamma by each bound, and whether the measured count contradicts them.
 
     left_out: each record was guessed once, by an adversary who knew the others.
     """
-    rows = public.inputs[:POINTS].flatten(1).double()
+    unit, drawn = unit_of(truth, public), generator_for(0, "prior")
+    some = torch.randperm(len(public), generator=drawn)[:POINTS]
+    rows = unit.to_model(public.inputs[some]).flatten(1).double()
     points = normalize(rows - rows.mean(1, keepdim=True), dim=1)
-    prior = empirical(points[points.square().sum(1) > 0.5].numpy(), math.sqrt(2 * (1 - NEAR)))
+    prior = empirical(
+        points[points.square().sum(1) > 0.5].numpy(),
+        math.sqrt(2 * (1 - NEAR)),
+        confidence=1 - DOUBT / 2,  # the other half is the run's
+    )
     guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))
     kappa = min(guesses * prior.high_anywhere, 1 - 1e-12)
     near = sum((row["correlation"] or 0.0) > NEAR for row in finding.per_record)
@@ -63,16 +79,21 @@ def promise(
         },
         "measured": {"count": near, "low": low, "high": high},
         "chance": chance,
-        "violated": chance < DOUBT,
-        "text": _told(f"{near} of {tried} above a correlation of {NEAR:g}", chance),
+        "violated": chance < DOUBT / 2,
+        "text": _told(f"{near} of {tried} above a correlation of {NEAR:g}", chance, kappa),
     }
 
 
-def _told(measured: str, chance: float) -> str:
-    if chance < DOUBT:
+def _told(measured: str, chance: float, kappa: float) -> str:
+    if chance < DOUBT / 2:
         return (
             f"ACCOUNTING ERROR: measured {measured}, which the ledger allows with a probability of "
             f"{chance:.1g} at most: the run did not have that privacy, or the attack had more than "
             "the prior"
+        )
+    if kappa > COARSE:
+        return (
+            f"measured {measured}; the ledger cannot be tested by it: as far as the public records "
+            f"tell, guesses may come so near with a probability of {kappa:.2g} without the model"
         )
     return f"measured {measured}, which the ledger allows"

@@ -165,7 +165,7 @@ def _attack(
     bound = None
     if case.ledger is not None:
         alone = ADVERSARIES[name].without is not None
-        bound = promise(finding, case.public, case.ledger, case.delta, left_out=alone)
+        bound = promise(finding, case.truth, case.public, case.ledger, case.delta, left_out=alone)
         if bound["violated"]:
             reason = f"{bound['text']}; {reason}"
     return replace(

@@ -3,14 +3,14 @@
 A record counts as recovered if its reconstruction is correlated above the threshold and closer to
 it than what every null has for that record: held-out records, the nearest public one, noise in the
 span (blends of records hold the truth itself, so they are no null here). A model is exposed if more
-records are recovered than the held-out null explains (the 95% interval of the excess lies above
-0), or if any reconstruction is so near that no stranger could be (NEAR of the nearest null's
-squared distance).
+records are recovered than held-out records or class means explain (the 95% interval of the excess
+lies above 0), or if any reconstruction is so near that no stranger could be: within NEAR of the
+nearest null's squared distance, in so many numbers that no null comes as near by chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +22,8 @@ from remnant.types import Finding, Status
 
 NEAR = 0.01
 FEW = 5
+MANY = 20  # numbers in a record, from which one near reconstruction is beyond chance
+EXPLAIN = {"held_out": "held-out records", "public_mean": "class means"}
 ALIKE = 0.9  # correlation of set-centred rows at which two sets differ by a shift and a scale
 
 
@@ -33,12 +35,13 @@ def exposed_records(finding: Finding) -> list[Mapping[str, Any]]:
 def _with_nearest_null(finding: Finding) -> list[tuple[Mapping[str, Any], float | None]]:
     # Noise in the span of a few records is those records themselves.
     skipped = {"blends"} | ({"span_noise"} if (finding.records or 0) < FEW else set())
+    return [(row, _nearest(finding, i, skipped)) for i, row in enumerate(finding.per_record)]
+
+
+def _nearest(finding: Finding, i: int, skipped: Collection[str]) -> float | None:
+    """The least squared distance that a null has to record i."""
     columns = [null["squared_l2"] for name, null in finding.nulls.items() if name not in skipped]
-    rows = []
-    for i, row in enumerate(finding.per_record):
-        known = [column[i] for column in columns if column[i] is not None]
-        rows.append((row, min(known) if known else None))
-    return rows
+    return min((column[i] for column in columns if column[i] is not None), default=None)
 
 
 def _recovered(row: Mapping[str, Any], nearest: float | None) -> bool:
@@ -49,15 +52,12 @@ def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
     """What this attack says about the model, and why."""
     found = len(exposed_records(finding))
     n = finding.records or 0
-    certain = sum(
-        nearest is not None and _recovered(row, nearest) and row["squared_l2"] < NEAR * nearest
-        for row, nearest in _with_nearest_null(finding)
-    )
-    by_null = finding.nulls.get("held_out", {}).get("recovered", 0)
-    beyond = excess(found, by_null, n)
+    nulls = {name: finding.nulls.get(name, {}).get("recovered", 0) for name in EXPLAIN}
+    explains = max(nulls, key=lambda name: nulls[name])
+    by_null, who = nulls[explains], EXPLAIN[explains]
     words = f"{found} of {n} records {'tried ' if tried_some(finding) else ''}recovered"
-    if certain or beyond["low"] > 0:
-        return Verdict.EXPOSED, f"{words}; held-out records reach {by_null} of {n}"
+    if _beyond_chance(finding) or excess(found, by_null, n)["low"] > 0:
+        return Verdict.EXPOSED, f"{words}; {who} reach {by_null} of {n}"
     if finding.status == Status.NOT_APPLICABLE:
         return Verdict.NOT_APPLICABLE, finding.reason
     if control is None or not control.leaks:
@@ -65,13 +65,44 @@ def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
             return Verdict.INCONCLUSIVE, f"no control was run: {finding.reason}"
         why = f"the attack failed on its control too ({control.reason})"
         return Verdict.INCONCLUSIVE, f"{why}; here: {finding.reason}"
+    certified = finding.figures.get("certified") or 0
+    others = f"{certified} records were certified, and no more than {found} are among those given"
+    asked = "is this the data that was trained on, and are mean and std those of training?"
+    if certified > found and finding.status != Status.COMPLETE:
+        return Verdict.INCONCLUSIVE, f"{others}: {asked}"
     # An attack with a certificate that certifies nothing has not seen what the model holds.
     blind = "certified" in finding.figures and finding.status == Status.INCONCLUSIVE
     if blind or not finding.summary.get("candidates"):
         return Verdict.INCONCLUSIVE, finding.reason
-    words += f", {by_null} by the held-out null"
+    words += f", {by_null} by {who}"
     twin = f"the same attack gets {control.recovered} of {control.records} out of a twin that leaks"
-    return Verdict.NOT_EXPOSED, f"{words}; {twin}"
+    note = f"; {others}: {asked}" if certified > found else ""
+    return Verdict.NOT_EXPOSED, f"{words}; {twin}{note}"
+
+
+def _beyond_chance(finding: Finding) -> bool:
+    """Whether reconstructions lie so near to records as no stranger could.
+
+    In few numbers, or where values repeat, strangers do: then more must lie so near than of the
+    nulls.
+    """
+    n = finding.records or 0
+    certain = sum(
+        nearest is not None and _recovered(row, nearest) and row["squared_l2"] < NEAR * nearest
+        for row, nearest in _with_nearest_null(finding)
+    )
+    by_null = 0
+    for name in ("held_out", "nearest_public"):
+        count = 0
+        for i, distance in enumerate(finding.nulls.get(name, {}).get("squared_l2", ())):
+            others = _nearest(finding, i, {name, "blends", "span_noise"})
+            if distance is not None and others is not None:
+                count += distance < NEAR * others or distance == 0
+        by_null = max(by_null, count)
+    numbers: int = finding.summary.get("numbers", MANY)
+    if by_null == 0 and numbers >= MANY:
+        return bool(certain)
+    return bool(excess(certain, by_null, n)["low"] > 0)
 
 
 def tried_some(finding: Finding) -> bool:

@@ -152,4 +152,6 @@ def show(result: Audit, path: Path, arguments: argparse.Namespace) -> None:
     out.print(Text(f"{result.verdict}: {result.sentence}", style="bold"))
     for row in result.attacks:
         out.print(Text(f"  {row.title}: {row.verdict}; {row.reason}"))
+        if row.bound is not None and not row.bound["violated"]:  # else the reason begins with it
+            out.print(Text(f"    by the ledger: {row.bound['text']}"))
     out.print(Text(f"in {path}: report.html, finding.json"), soft_wrap=True)

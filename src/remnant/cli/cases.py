@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from remnant.cli.target import read_bounds, read_target
+from remnant.cli.target import hash_file, read_bounds, read_target
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     """The case that the spec describes, and hashes of all that was read."""
+    from remnant.auditing.api import hash_examples
     from remnant.auditing.case import Case
     from remnant.data import load
-    from remnant.store import hash_tensors
 
     truth = load(spec.data, data_dir=spec.data_dir)
     check_of: Callable[[Examples, str], None]
@@ -75,10 +75,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
     )
-    hashes |= {
-        name: hash_tensors({"x": part.inputs, "y": part.labels})
-        for name, part in (("data", truth), *others.items())
-    }
+    hashes |= {name: hash_examples(part) for name, part in (("data", truth), *others.items())}
     return case, hashes
 
 
@@ -134,7 +131,11 @@ def read_linear_target(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
         scaling=model.scaling,
     )
     scaling = {"mean": model.scaling.mean, "std": model.scaling.std}
-    return target, {"weights": hash_tensors(target.weights), "scaling": hash_tensors(scaling)}
+    return target, {
+        "weights": hash_tensors(target.weights),
+        "scaling": hash_tensors(scaling),
+        "coefficients": hash_file(spec.weights),  # the objective too, and names
+    }
 
 
 def _check_linear(target: Target, examples: Examples, name: str) -> None:

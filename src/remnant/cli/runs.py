@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from remnant.store import Run
 
 FOLDER = Path("remnant-runs")  # where runs without --out go
+# What runs write; everything else in their folders is the user's.
+LOCK = "search.journal.lock*"  # a link, which a search that was killed leaves behind
+UNLISTED = ("run.json", "state-*.safetensors", ".remnant-*", "report.html")  # or written later
+RESULTS = (
+    "finding.json", "candidates.safetensors", "candidates-*.safetensors", "control-*.json",
+    "originals.safetensors", "sheet.png", "rows.jsonl", "table.csv", "figure.png", "bound.json",
+    "result.json", "distilled.npz", "fleet.safetensors", "search.journal",
+)  # fmt: skip
+DEMO = (
+    "initial.safetensors", "weights.safetensors", "mean.safetensors", "std.safetensors",
+    "training.json", "curve.png", "spectrum.png", ".*.safetensors.*",
+)  # fmt: skip
+PAGE = "audit"  # the folder of a demo's page, itself a run
 
 
 def add(verbs: Any) -> None:
@@ -169,25 +182,60 @@ def run_remove(arguments: argparse.Namespace) -> int:
         if not arguments.yes and not _confirmed(folder):
             print(f"kept {folder}")
             continue
-        shutil.rmtree(folder)
+        remove_run(folder)
         if not arguments.quiet:
             print(f"removed {folder}")
     return DONE
 
 
 def check_removable(folder: Path) -> None:
-    """A run's own directory with files alone in it, or an error: runs have no folders."""
-    from remnant.store import read_run
-
+    """A run's own directory with nothing in it but what a run writes, or an error."""
     if folder.is_symlink():
         raise StoreError(expected(f"{folder}", "a run's own directory", "a link to one"))
-    run = read_run(folder)
-    odd = [path.name for path in run.path.iterdir() if path.is_dir() or path.is_symlink()]
-    if odd:
-        do = "remove it by hand"
-        raise StoreError(expected(f"{folder}", "a run's files alone", f"also {odd[0]}", do))
+    files_of(folder)
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise StoreError(expected(f"{folder}", "a folder that we are not in", "this one"))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All that lies in a run's directory, `run.json` last; what no run writes is an error."""
+    from remnant.store import RUN_FILE, read_run
+
+    run = read_run(folder)
+    demo = run.spec.get("verb") == "demo"
+    found: list[Path] = []
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == RUN_FILE, path.name)):
+        linked = path.is_symlink()
+        if demo and path.name == PAGE and path.is_dir() and not linked:
+            found += [*files_of(path), path]
+        elif fnmatchcase(path.name, LOCK) if linked else _wrote(run, path):
+            found.append(path)
+        else:
+            do = "it is no file of a run; move it, or remove the folder by hand"
+            raise StoreError(expected(f"{folder}", "a run's files alone", f"also {path.name}", do))
+    return found
+
+
+def _wrote(run: Run, path: Path) -> bool:
+    """Whether a run writes such a file and, if it is done, wrote this one."""
+    name = path.name
+    if not path.is_file():
+        return False
+    if any(fnmatchcase(name, known) for known in UNLISTED):
+        return True
+    names = RESULTS + (DEMO if run.spec.get("verb") == "demo" else ())
+    listed = not run.finished or name in run.record.get("files", {})
+    return listed and any(fnmatchcase(name, known) for known in names)
+
+
+def remove_run(folder: Path) -> None:
+    """File by file, so that what comes in between stays."""
+    for path in files_of(folder):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+    folder.rmdir()
 
 
 def _confirmed(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from remnant.types import Finding, Target
 NULL_NAMES = {
     "held_out": "null: held-out records",
     "nearest_public": "null: nearest public record",
+    "public_mean": "null: mean of a class",
     "blends": "null: blends of two records",
     "span_noise": "null: noise in their span",
 }

@@ -165,7 +165,6 @@ def _without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:
 def _target(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
     """The target, and all that decides what an attack on it finds: hashes, and what it is told."""
     from remnant.cli.target import read_target
-    from remnant.store import hash_tensors
 
     target, hashes = read_target(argparse.Namespace(**spec.model_dump() | {"data": None}))
     told = target.knowledge
@@ -173,8 +172,6 @@ def _target(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
         f"records {told.records}, loss {told.loss}, bounds {target.bounds}, "
         f"shape {target.input_shape}, model {spec.model}"
     )
-    if told.public is not None:
-        hashes["public"] = hash_tensors({"x": told.public})
     return target, hashes
 
 

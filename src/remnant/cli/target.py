@@ -72,9 +72,16 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     )
     hashes = {
         "weights": hash_tensors(target.weights),
+        **hash_model_file(arguments.model),
         **{kind: hash_tensors(tensors) for kind, tensors in held.items()},
         "scaling": hash_tensors({"mean": scaling.mean, "std": scaling.std}),
     }
+    buffers = dict(model.named_buffers())
+    if buffers:
+        hashes["buffers"] = hash_tensors(buffers)
+    if public is not None:
+        hashes["public"] = hash_tensors({"x": public.inputs})
+        hashes["public_labels"] = hash_tensors({"y": public.labels})
     known = target.knowledge.known
     if known is not None:
         hashes["known"] = hash_tensors({"x": known.inputs, "y": known.labels})
@@ -142,9 +149,25 @@ def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str,
     scaling = {"mean": target.scaling.mean, "std": target.scaling.std}
     return target, {
         "weights": hash_tensors(target.weights),
+        "coefficients": hash_file(arguments.coefficients),  # the objective too, and names
         "known": hash_tensors({"x": known.inputs, "y": known.labels}),
         "scaling": hash_tensors(scaling),
     }
+
+
+def hash_file(path: str | Path) -> str:
+    import hashlib
+
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_model_file(text: str | None) -> dict[str, str]:
+    """The hash of a model's own code, where --model is file.py:factory."""
+    from remnant.models import parse_model
+
+    file = parse_model(text).file if text is not None else ""
+    return {"model_file": hash_file(file)} if file else {}
 
 
 def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ...]]:

@@ -207,19 +207,8 @@ def measure_ntk(sizes: Sizes, kind: str, strength: Any, data: Examples, seed: in
 
 
 def best_of_ntk(target: Target, generator: torch.Generator) -> Candidates:
-    """Exact on the weights as they came, then on coarser copies, then approximate.
-
-    The exact solver takes its tolerances from the format of the numbers, so that an adversary who
-    expects noise rounds it away first. What is kept has most candidates certified, then most at
-    all: no truth is looked at.
-    """
-    tries: list[Candidates] = []
-    for form in ("float32", "float16", "bfloat16"):
-        coarse = with_weights(target.model, defend.rounded(target.weights, form))
-        tries.append(NTK(preset="exact")(replace(target, model=coarse), generator=generator))
-        if tries[-1].status is Status.COMPLETE:
-            return tries[-1]
-    found = max(tries, key=lambda one: (one.figures.get("certified", 0), len(one)))
+    """Exact, and where that gives nothing approximate; the number of records is known."""
+    found = NTK(preset="exact")(target, generator=generator)
     if len(found) or (target.knowledge.records or 0) > APPROXIMATE:
         return found
     return NTK(preset="projected", runs=1, steps=200)(target, generator=generator)

@@ -28,6 +28,7 @@ LOOKS: dict[str, tuple[str, str, Any]] = {
     "blends": ("blends of two records", "#009e73", "-."),
     "span_noise": ("noise in the span", "#cc79a7", ":"),
     "nearest_public": ("nearest public record", "#1a1a1a", (0, (5, 1))),
+    "public_mean": ("mean of a class", "#6b6b6b", (0, (1, 2))),
 }
 
 

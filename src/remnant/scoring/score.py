@@ -146,6 +146,7 @@ def score_with_nulls(
         nulls[name] = score(truth, inputs, protocol=protocol)
     if public is not None and len(public):
         nulls["nearest_public"] = score_oracle(truth, _inputs(public))
+        nulls["public_mean"] = score_oracle(truth, means_of(public))
     order = exposure_order(scores)
     summary = summarise(scores, threshold)
     null_rows = {name: _null(null, threshold, order) for name, null in nulls.items()}
@@ -161,6 +162,19 @@ def score_with_nulls(
         "nulls": null_rows,
         "summary": summary,
     }
+
+
+def means_of(public: Examples | Tensor) -> Tensor:
+    """The mean of public records and of each class: nearer to most records than any other record.
+
+    Whoever begins at a mean and goes nowhere has recovered nothing.
+    """
+    inputs = _inputs(public).detach().cpu().double()
+    means = [inputs.mean(0)]
+    if isinstance(public, Examples) and not public.labels.is_floating_point():
+        labels = public.labels.cpu()
+        means += [inputs[labels == c].mean(0) for c in labels.unique()]
+    return torch.stack(means)
 
 
 def exposure_order(scores: Scores) -> list[int]:

@@ -109,6 +109,12 @@ def count_in_noise(values: Tensor, gradient: Tensor, precision: float) -> Spectr
     return Spectrum(values=values, count=count, gap=gap, clear=False)
 
 
+def noise_precision(values: Tensor, weights: Tensor) -> float:
+    """The rounding that would leave as much noise in a change of these weights as its singular
+    values show, if they show none but noise at the end."""
+    return noise_edge(values, weights.shape) / rounding_level(weights, 1.0)
+
+
 def noise_edge(values: Tensor, shape: tuple[int, ...] | torch.Size) -> float:
     """The largest singular value of pure noise whose smaller half is that of `values`.
 

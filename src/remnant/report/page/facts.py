@@ -21,6 +21,7 @@ CLASSES = 40  # more different labels than this are no classes to choose from
 NULLS = {
     "held_out": ("held-out records", "records of the same kind that were never trained on"),
     "nearest_public": ("nearest public record", "the best that the adversary already had"),
+    "public_mean": ("mean of a class", "nearer to most records than any other record is"),
     "span_noise": ("noise in their span", "random combinations of the training records"),
     "blends": (
         "blends of two records",
@@ -82,6 +83,7 @@ class Bound:
     measured: Rate
     bounds: tuple[tuple[str, float], ...]
     words: str
+    text: str
     broken: bool
 
 
@@ -258,6 +260,7 @@ def bound_data(row: Attacked) -> Bound | None:
         measured=measured,
         bounds=tuple((name, value) for name, value in values if value is not None),
         words=", ".join(f"{key} = {value:.3g}" for key, value in known if value is not None),
+        text=str(row.bound.get("text") or ""),
         broken=row.bound.get("violated") is True,
     )
 

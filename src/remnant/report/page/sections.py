@@ -195,6 +195,8 @@ def told_by(data: Spectrum) -> bool:
 
 def _bound(data: Bound) -> Element:
     caption = f"What differential privacy allows at most ({data.words})." if data.words else ""
+    if data.text:
+        caption += f" {data.text[0].upper()}{data.text[1:]}."
     if data.broken:
         caption += " Measured above the bound: one of the two is wrong, do not rely on either."
     return drawing("Bound beside measurement", caption, charts.bound_chart(data))

@@ -22,6 +22,11 @@ class Observation:
     layers: tuple[str, ...] | None = None
     probes: Tensor | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether all weights are seen."""
+        return self.layers is None and self.probes is None
+
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
         """The parameters that are seen."""
         if self.layers is None:

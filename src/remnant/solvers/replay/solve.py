@@ -12,6 +12,7 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.replay.chart import Chart, chart_of
+from remnant.solvers.replay.depend import MOVE, idle_records
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
 from remnant.solvers.replay.lbfgs import Minimum, minimise
 from remnant.solvers.replay.newton import gauss_newton
@@ -57,15 +58,18 @@ class Replayed:
     """K answers: records K x m x shape in the model's scale, labels K x m.
 
     residual: K, misfit as a share of that at the start, 0 for a run matched exactly. matched: K,
-    below the tolerance. determined: as many numbers are seen as are unknown, without which a
-    match proves nothing. trace: the median residual after every evaluation.
+    below the tolerance. idle: K x m, records of a matched run that could move without spoiling the
+    match (see `depend`). determined: K, none is idle, as many numbers are seen as are unknown, and
+    no other match was found near; without it a match says nothing. trace: the median residual
+    after every evaluation.
     """
 
     records: Tensor
     labels: Tensor
     residual: Tensor
     matched: Tensor
-    determined: bool
+    idle: Tensor
+    determined: Tensor
     evaluations: int
     trace: tuple[float, ...]
 
@@ -86,13 +90,12 @@ def replay(
     All in the model's scale.
     """
     settings, observation = settings or ReplaySettings(), observation or Observation()
-    whole = observation.layers is None and observation.probes is None
     problem = Problem(
         run=run,
         observation=observation,
         settings=settings,
         seen=observation.seen(run, released),
-        chart=chart_of(run, released) if settings.algebra and whole else Chart(),
+        chart=chart_of(run, released) if settings.algebra and observation.whole else Chart(),
     )
     if labels is None:
         if run.extra != 1:
@@ -157,15 +160,52 @@ def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor |
         left = (~(residual <= problem.tolerance)).nonzero()[:, 0]
         if not len(left):
             break
+    assert before is not None
+    matched = residual <= problem.tolerance
+    idle, determined = held(problem, points, labels, matched, before)
     return Replayed(
         records=points,
         labels=labels,
         residual=residual,
-        matched=residual <= problem.tolerance,
-        determined=problem.seen.shape[1] >= starts[0].numel(),
+        matched=matched,
+        idle=idle,
+        determined=determined,
         evaluations=len(trace),
         trace=tuple(trace),
     )
+
+
+def held(
+    problem: Problem, records: Tensor, labels: Tensor, matched: Tensor, before: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`idle` and `determined` of `Replayed`."""
+    idle = torch.zeros_like(labels, dtype=torch.bool)
+    if bool(matched.any()):
+        idle[matched] = idle_records(
+            problem.run, records[matched], labels[matched], problem.tolerance * before[matched],
+            observe=problem.observation.of(problem.run), memory=problem.settings.memory,
+        )  # fmt: skip
+    determined = ~idle.any(1) & (problem.seen.shape[1] >= records[0].numel())
+    sure = (matched & determined).nonzero()[:, 0]
+    if len(sure) and not problem.observation.whole:
+        determined[sure] = ~another(problem.rows(sure), records[sure], labels[sure], before[sure])
+    return idle, determined
+
+
+def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -> Tensor:
+    """K: whether a search from a little beside the found records matches the run elsewhere.
+
+    Some layers, or logits, may be many numbers and yet hold few directions of a record.
+    """
+    generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
+    draw = torch.randn(records.shape[1:], generator=generator, dtype=torch.float64).to(records)
+    known = problem.run.inputs
+    far = MOVE * (known if len(known) else records).std()
+    plain = replace(problem, settings=replace(problem.settings, bends=(0.0,) * 4))
+    solver = newton if problem.jumps else solve
+    found = solver(plain, records + far * draw, labels, problem.settings.evaluations)
+    apart = (problem.chart.records(found.points, records) - records).flatten(1).square().mean(1)
+    return (found.values <= problem.tolerance * before) & (apart.sqrt() > far / 2)
 
 
 def newton(
@@ -292,7 +332,8 @@ def replay_update(
         labels=found.labels[order],
         residual=found.residual[order],
         matched=found.matched[order],
-        determined=found.determined,
+        idle=found.idle[order],
+        determined=found.determined[order],
         evaluations=found.evaluations,
         trace=found.trace,
     )
