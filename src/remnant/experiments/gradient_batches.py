@@ -24,6 +24,7 @@ from remnant.models import build
 from remnant.report.lines import Panel, line_panels
 from remnant.scoring import greedy, squared_l2
 from remnant.seeds import generator_for
+from remnant.training import defences as defend
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Target, Weights
 
 Row = dict[str, Any]
@@ -217,7 +218,9 @@ def noise_cells(settings: Noise, seed: int) -> list[Row]:
 def measure_noise(settings: Noise, cell: Row, data: Mapping[str, Examples]) -> list[Row]:
     seed = cell["seed"]
     clients = meet_clients(data[settings.data[0]], cell["width"], cell["records"], seed)
-    gradient = noisy(clients.gradient(), cell["noise"], generator_for(seed, "noise"))
+    gradient = defend.noisy(
+        clients.gradient(), cell["noise"], generator=generator_for(seed, "noise")
+    )
     # Noise hides where the spectrum ends, so the adversary is told how many records there are.
     target = clients.target(gradient, tell_count=cell["noise"] > 0)
     found, seconds = attack(target, Gradient(patience=settings.patience), seed)
@@ -242,36 +245,6 @@ def both_errors(rows: Sequence[Row]) -> list[Row]:
     return [row | {"error_kind": k, "error": row[v]} for row in rows for k, v in kinds.items()]
 
 
-def noisy(gradient: Weights, share: float, generator: torch.Generator) -> dict[str, Tensor]:
-    if not share:
-        return dict(gradient)
-    return {
-        name: g + share * g.std() * torch.randn(g.shape, generator=generator)
-        for name, g in gradient.items()
-    }
-
-
-def clipped(gradient: Weights, most: float) -> dict[str, Tensor]:
-    """Scaled down to the global L2 norm `most`, if it is longer."""
-    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values()))
-    return {name: g * min(1.0, most / norm) for name, g in gradient.items()}
-
-
-def pruned(gradient: Weights, keep: float) -> dict[str, Tensor]:
-    """Only the share `keep` of all entries that are largest; the others are 0."""
-    sizes = torch.cat([g.abs().flatten() for g in gradient.values()])
-    least = sizes.kthvalue(len(sizes) - max(1, round(keep * len(sizes))) + 1).values
-    return {name: torch.where(g.abs() >= least, g, 0.0) for name, g in gradient.items()}
-
-
-def in_format(gradient: Weights, name: str) -> dict[str, Tensor]:
-    """Every entry in fewer bits, as float32 again; "sign" keeps one."""
-    if name == "sign":
-        return {k: torch.sign(g) for k, g in gradient.items()}
-    dtype: torch.dtype = getattr(torch, name)
-    return {k: g.to(dtype).float() for k, g in gradient.items()}
-
-
 def summed(gradients: Sequence[Weights]) -> dict[str, Tensor]:
     return {name: torch.stack([g[name] for g in gradients]).sum(0) for name in gradients[0]}
 
@@ -283,13 +256,13 @@ def sent(kind: str, strength: Any, clients: Clients, size: int, seed: int) -> di
         return summed([clients.gradient(slice(i, i + size)) for i in starts])
     if kind == "clip each":
         each = [clients.gradient(slice(i, i + 1)) for i in range(size)]
-        return summed([clipped(gradient, strength) for gradient in each])
+        return summed([defend.clipped(gradient, strength) for gradient in each])
     gradient = clients.gradient()
     ways: dict[str, Callable[[], dict[str, Tensor]]] = {
-        "noise": lambda: noisy(gradient, strength, generator_for(seed, "noise")),
-        "clip": lambda: clipped(gradient, strength),
-        "keep": lambda: pruned(gradient, strength),
-        "format": lambda: in_format(gradient, strength),
+        "noise": lambda: defend.noisy(gradient, strength, generator=generator_for(seed, "noise")),
+        "clip": lambda: defend.clipped(gradient, strength),
+        "keep": lambda: defend.pruned(gradient, strength),
+        "format": lambda: defend.rounded(gradient, strength),
         "batch": lambda: gradient,
     }
     return ways[kind]()
