@@ -221,7 +221,7 @@ def test_a_rate_above_its_bound_is_called_an_accounting_error():
     scene = study.make_scene(SCENE, "1", DIGITS, 0)
     told = study.promises(SCENE, scene, near=0)
     assert told["said"].startswith("measured 0 of 2")
-    many = study.make_scene(dataclasses.replace(SCENE, targets=40), "1", DIGITS, 0)
+    many = study.make_scene(dataclasses.replace(SCENE, targets=40, shadows=1500), "1", DIGITS, 0)
     wrong = study.promises(SCENE, many, near=40)
     assert wrong["violated"]
     assert wrong["said"].startswith("ACCOUNTING ERROR: measured 40 of 40")

@@ -251,7 +251,9 @@ def kappa_of(public: Examples, near: float) -> float:
     """The chance of either of two guesses that know the label, for the worst label."""
     rows, labels = public.inputs.flatten(1).double(), public.labels
     radius = math.sqrt(near * rows.shape[1])
-    each = [empirical(rows[labels == c].numpy(), radius).high_anywhere for c in labels.unique()]
+    classes = [rows[labels == c].numpy() for c in labels.unique()]
+    # Of a label with a single public record nothing is known.
+    each = [empirical(some, radius).high_anywhere if len(some) > 1 else 1.0 for some in classes]
     return min(2 * max(each), 1 - 1e-12)
 
 
