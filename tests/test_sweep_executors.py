@@ -87,7 +87,8 @@ def test_the_task_of_a_process_that_dies_is_run_again(run, tmp_path):
     specs = [{"n": n, "dies": "once" if n in (1, 4) else None} for n in range(6)]
     outcomes = map_tasks(deadly, specs, run=run, on="jobs:2", shared=tmp_path)
     assert [o.value for o in outcomes] == list(range(6))
-    assert marks(tmp_path, "ended") == list(range(6))
+    # What had ended when the pool broke, but had not been told, is run again too.
+    assert set(marks(tmp_path, "ended")) == set(range(6))
 
 
 def test_a_task_that_always_kills_its_process_ends_the_attempts(run, tmp_path):
