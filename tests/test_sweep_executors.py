@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -145,11 +147,23 @@ def test_dask_returns_the_same_and_survives_a_killed_worker(tmp_path):
         )
         assert as_bytes(there) == as_bytes(here)
         kept = []
+
+        def kill_one():
+            """Once both workers wait inside a task and all that had ended was told."""
+            limit = time.monotonic() + 25
+            while time.monotonic() < limit:
+                waiting = [n for n in marks(folder, "begun") if n >= 4]
+                if len(waiting) == 2 and len(kept) == len(marks(folder, "ended")):
+                    break
+                time.sleep(0.05)
+            end(workers[0])
+            gate.touch()
+
+        killer = threading.Thread(target=kill_one)
+        killer.start()
         for at, result in run_tasks(marked, specs, on=on, shared=folder):
             kept.append((at, result))
-            if len(kept) == 4:  # now both workers wait inside a task
-                end(workers[0])
-                gate.touch()
+        killer.join()
         assert sorted(at for at, _ in kept) == list(range(24))
         assert marks(folder, "ended") == list(range(24))  # none twice
         assert len({result["pid"] for at, result in kept if at >= 4}) == 1
