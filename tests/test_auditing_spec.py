@@ -137,3 +137,8 @@ def test_a_spec_survives_its_own_json():
     spec = check_spec(WHOLE | {"attacks": ["ntk"], "settings": {"ntk": {"starts": 8}}}, "spec")
     again = check_spec(yaml.safe_load(yaml.safe_dump(spec.model_dump(mode="json"))), "spec")
     assert again == spec
+
+
+def test_an_unknown_key_of_the_ledger_lists_the_ledgers_keys():
+    with pytest.raises(InputError, match=r"privacy\.noize: expected one of noise, steps"):
+        check_spec({"privacy": {"noize": 1.0}}, "spec")

@@ -131,7 +131,8 @@ def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
 def _fault(fault: Any) -> str:
     place = ".".join(str(part) for part in fault["loc"]) or "spec"
     if fault["type"] == "extra_forbidden":
-        return f"{place}: expected one of {', '.join(AuditSpec.model_fields)}, got an unknown key"
+        inside = Privacy if fault["loc"][0] == "privacy" and len(fault["loc"]) > 1 else AuditSpec
+        return f"{place}: expected one of {', '.join(inside.model_fields)}, got an unknown key"
     if fault["type"] == "missing":
         return f"{place}: expected a value, got none"
     got = repr(fault["input"])
