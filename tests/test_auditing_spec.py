@@ -5,8 +5,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remnant.auditing.spec import LARGEST, AuditSpec, check_spec, read_spec
+from remnant.auditing.spec import LARGEST, AuditSpec, Privacy, check_spec, read_spec
 from remnant.errors import InputError
+from remnant.training import PrivateDescent
+from remnant.training.private import privacy
 
 WHOLE = {"weights": "w.pt", "data": "mnist"}
 
@@ -142,3 +144,9 @@ def test_a_spec_survives_its_own_json():
 def test_an_unknown_key_of_the_ledger_lists_the_ledgers_keys():
     with pytest.raises(InputError, match=r"privacy\.noize: expected one of noise, steps"):
         check_spec({"privacy": {"noize": 1.0}}, "spec")
+
+
+def test_the_ledger_of_a_training_is_taken_as_it_is():
+    ledger = privacy(PrivateDescent(lr=0.1, steps=30, noise=4.0, sampling=0.5))
+    spec = check_spec({"weights": "w", "data": "d", "privacy": ledger}, "spec")
+    assert spec.privacy == Privacy(noise=4.0, steps=30, sampling=0.5)

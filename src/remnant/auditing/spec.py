@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from remnant.errors import InputError, expected
 from remnant.scoring.score import THRESHOLD
@@ -45,13 +45,20 @@ Numbers = Annotated[Text, BeforeValidator(numbers)]
 
 
 class Privacy(BaseModel):
-    """The ledger of a differentially private training."""
+    """The ledger of a differentially private training; `train_private`'s own names do as well."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    noise: Annotated[
+        float,
+        Field(
+            gt=0, allow_inf_nan=False, validation_alias=AliasChoices("noise", "noise_multiplier")
+        ),
+    ]
     steps: Annotated[int, Field(ge=1)]
-    sampling: Annotated[float, Field(gt=0, le=1)] = 1.0
+    sampling: Annotated[
+        float, Field(gt=0, le=1, validation_alias=AliasChoices("sampling", "sampling_rate"))
+    ] = 1.0
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
