@@ -9,14 +9,16 @@
     python benchmarks/informed.py cifar --data cifar10.npz --fixed 500
 
 Times are CPU seconds of one thread. A target counts as flagged if its residual is above the
-tolerance: then nothing is claimed of it.
+tolerance: then nothing is claimed of it. Replay prints a line for every five targets, with the
+totals so far, so that a run cut short is not lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,47 +34,80 @@ from remnant.experiments.informed_scenes import (
     by_ridge,
     make_scene,
     replayed,
+    some_of,
     train_shadows,
 )
 from remnant.scoring.criteria import mse_each, oracle, order_statistics
 from remnant.types import Examples
 
+AT_ONCE = 5  # targets whose runs are replayed together
 CIFAR = Factor(model="cnn:3x32x32-c16k4s2-c32k4-10-10:elu", lr=0.01)
 
 
-def replay_line(name: str, scene: Scene, evaluations: int) -> str:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ends:
+    """How replay ended for k targets; k each, and the CPU seconds of all."""
+
+    error: Tensor
+    label_right: Tensor
+    certified: Tensor
+    residual: Tensor
+    evaluations: int
+    seconds: float
+
+
+def replay_lines(name: str, scene: Scene, evaluations: int) -> Iterator[str]:
+    """A line for every `AT_ONCE` targets with the totals so far; the last is the whole."""
+    done: list[Ends] = []
+    for rows in torch.arange(len(scene.targets)).split(AT_ONCE):
+        done.append(ends_of(some_of(scene, rows), evaluations))
+        yield f"{name}: {total_of(done)}"
+
+
+def ends_of(scene: Scene, evaluations: int) -> Ends:
     began = time.process_time()
     found = replayed(scene, evaluations)
-    seconds = (time.process_time() - began) / len(scene.targets)
-    error = mse_each(found.records[:, 0].clamp(0, 1), scene.targets.inputs)
-    good, told = error < 1e-4, found.matched & found.determined
-    return (
-        f"{name}: labels {int((found.labels[:, 0] == scene.targets.labels).sum())} of "
-        f"{len(error)}; {int(good.sum())} below 1e-4, median {float(error.median()):.1e}, largest "
-        f"{float(error.max()):.1e}; {int(told.sum())} certified, {int((told & ~good).sum())} of "
-        f"them above 1e-4; {int((~good & ~told).sum())} of {int((~good).sum())} failures flagged; "
-        f"residuals of the good up to {float(found.residual[good].max()) if good.any() else 0:.1e},"
-        f" of the others from {float(found.residual[~good].min()) if (~good).any() else 1:.1e}; "
-        f"{found.evaluations} evaluations, {seconds:.1f} s a target"
+    return Ends(
+        error=mse_each(found.records[:, 0].clamp(0, 1), scene.targets.inputs),
+        label_right=found.labels[:, 0] == scene.targets.labels,
+        certified=found.matched & found.determined,
+        residual=found.residual.double(),
+        evaluations=found.evaluations,
+        seconds=time.process_time() - began,
     )
 
 
-def learned_lines(scene: Scene, settings: Factors) -> list[str]:
+def total_of(done: Sequence[Ends]) -> str:
+    error, right, told, residual = (
+        torch.cat([getattr(part, field) for part in done])
+        for field in ("error", "label_right", "certified", "residual")
+    )
+    good = error < 1e-4
+    return (
+        f"labels {int(right.sum())} of {len(error)}; {int(good.sum())} below 1e-4, median "
+        f"{float(error.median()):.1e}, largest {float(error.max()):.1e}; {int(told.sum())} "
+        f"certified, {int((told & ~good).sum())} of them above 1e-4; {int((~good & ~told).sum())} "
+        f"of {int((~good).sum())} failures flagged; residuals of the good up to "
+        f"{float(residual[good].max()) if good.any() else 0:.1e}, of the others from "
+        f"{float(residual[~good].min()) if (~good).any() else 1:.1e}; up to "
+        f"{max(part.evaluations for part in done)} evaluations, "
+        f"{sum(part.seconds for part in done) / len(error):.1f} s a target"
+    )
+
+
+def learned_lines(scene: Scene, settings: Factors) -> Iterator[str]:
     began = time.process_time()
     shadows = train_shadows(scene)
     spent = time.process_time() - began
     pool = torch.cat([scene.fixed.inputs, scene.public.inputs])
     nearest = oracle(scene.targets.inputs, pool)
     figures = order_statistics(scene.targets.inputs, pool)
-    lines = [
-        f"{len(scene.public)} shadows in {spent:.0f} s, {len(scene.public) / spent:.1f} a second",
-        "oracle: " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
-    ]
+    yield f"{len(scene.public)} shadows in {spent:.0f} s, {len(scene.public) / spent:.1f} a second"
+    yield "oracle: " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
     for name, method in (("ridge", by_ridge), ("reconn", by_reconn)):
         began = time.process_time()
         guess, more = method(scene, shadows, len(scene.public), settings)
-        lines.append(learned_line(name, guess, scene, nearest, time.process_time() - began, more))
-    return lines
+        yield learned_line(name, guess, scene, nearest, time.process_time() - began, more)
 
 
 def learned_line(
@@ -99,7 +134,7 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
         yield from learned_lines(make_scene(settings, Factor(), data, asked.seed), settings)
     elif asked.what == "cifar":
         scene = make_scene(settings, CIFAR, data, asked.seed)
-        yield replay_line("CIFAR CNN", scene, asked.evaluations)
+        yield from replay_lines("CIFAR CNN", scene, asked.evaluations)
         near = oracle(scene.targets.inputs, scene.fixed.inputs)
         yield f"oracle over the known records: {float(near.mean()):.4f}"
     else:
@@ -107,7 +142,7 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
         names = (name,) if name else ("batches, known order", "batches, unknown order")
         for name in names:
             scene = make_scene(settings, FACTORS[name], data, asked.seed)
-            yield replay_line(name, scene, asked.evaluations)
+            yield from replay_lines(name, scene, asked.evaluations)
 
 
 def main() -> None:

@@ -52,7 +52,8 @@ def compare_optimisers(args: argparse.Namespace) -> None:
             found = attack(victim, how, seed)
             print(
                 f"{args.task} {args.records} seed {seed} {name:6} >.8 {found[0]:3} "
-                f">.9 {found[1]:3} {found[2]:.1f} s"
+                f">.9 {found[1]:3} {found[2]:.1f} s",
+                flush=True,
             )
 
 
@@ -62,7 +63,7 @@ def compare_paper(args: argparse.Namespace) -> None:
     for seed, victim in victims(seeds, args.task, args.records, args.width):
         words = f"{args.task} {args.records} width {args.width} seed {seed}"
         null = above(victim.truth, victim.holdout.inputs, 0.8)
-        print(f"{words} held-out: >.8 {null}")
+        print(f"{words} held-out: >.8 {null}", flush=True)
         for starts, steps in ((1, 50), (1, 100), (1, 200), (1, 500), (1, 1000), (4, 1000)):
             found = attack(victim, KKT(starts=starts, steps=steps), seed)
             told = f">.8 {found[0]} >.9 {found[1]} in {found[2]:.1f} s"

@@ -12,7 +12,7 @@ from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.reconstructor.reconn import RecoNN
 from remnant.solvers.replay.solve import ReplaySettings
-from remnant.training import SGD, DecayTime, GradientDescent, train
+from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
 
 RECIPE = GradientDescent(lr=0.2, momentum=0.9, steps=12)
@@ -76,6 +76,18 @@ def test_mini_batches_with_a_known_seed_and_with_a_wrong_one():
     unknown = replace(attack, order_seed=None)(target, generator=seeded(0))
     assert unknown.status is Status.NOT_APPLICABLE
     assert "mini-batches" in unknown.reason
+
+
+def test_adam_in_batches_is_certified():
+    recipe = Adam(lr=2e-3, steps=20, batch_size=25)
+    target, truth = informed_target(recipe, records=100)
+    found = Informed(replaying=QUICK, order_seed=9)(target, generator=seeded(0))
+    assert found.status is Status.COMPLETE, found.reason
+    assert found.labels.tolist() == truth.labels.tolist()
+    assert (found.inputs - truth.inputs).square().mean() < 1e-8
+    short = replace(QUICK, evaluations=6)
+    lost = Informed(replaying=short, order_seed=8)(target, generator=seeded(0))
+    assert lost.status is Status.INCONCLUSIVE
 
 
 def test_the_wrong_start_is_inconclusive():

@@ -123,6 +123,14 @@ def test_quiet_and_out(capsys, tmp_path):
     assert kept["gamma"]["blow-up"]["value"] == pytest.approx(0.435, abs=1e-3)
 
 
+def test_what_is_kept_goes_by_what_the_flags_mean(tmp_path):
+    words = [*RUN, "--radius", "0.5", "--quiet", "--out", tmp_path / "kept"]
+    assert called(*words, "--prior", "ball:784") == 0
+    assert called(*words, "--prior", "ball:784:1.0") == 0  # the same ball
+    with pytest.raises(RemnantError, match=r"expected a run of this spec, got another \(log_kappa"):
+        called(*words, "--prior", "ball:784:2.0")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

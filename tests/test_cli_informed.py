@@ -1,6 +1,7 @@
 """`remnant reconstruct informed` and `kkt` as a user types them."""
 
 import json
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from remnant.cli import main
 from remnant.data import load, split
 from remnant.models import build, save_weights
+from remnant.sweep import fleets
 from remnant.training import GradientDescent, describe, train
 from remnant.types import Scaling
 
@@ -76,3 +78,60 @@ def test_kkt_from_the_final_weights_alone(folder, capsys):
     finding = json.loads(capsys.readouterr().out)
     assert finding["status"] == "inconclusive"  # it was never near a stationary point
     assert main(["reconstruct", "kkt", *given, "--objective", "best", *shape]) == 2
+
+
+@pytest.fixture
+def learned(folder):
+    """The flags of a learned attack with twelve shadow models, in chunks of four."""
+    public = load("digits").take(range(200, 212))
+    np.savez(folder / "public.npz", x=public.inputs.numpy(), y=public.labels.numpy())
+    return ("--method", "ridge", "--public", str(folder / "public.npz"), "--quiet")
+
+
+def test_shadow_models_on_two_processes_are_those_of_one(folder, learned, monkeypatch):
+    monkeypatch.setattr(fleets, "LARGEST", 4)
+    found = []
+    for more in ((), ("--jobs", "2")):
+        out = folder / f"out{len(found)}"
+        assert main([*flags(folder, *learned, *more), "--out", str(out)]) == 0
+        assert not list(out.glob("fleet-*"))  # wanted no longer
+        found.append(load_file(out / "candidates.safetensors")["inputs"])
+    assert torch.equal(*found)
+
+
+def watch(monkeypatch, *, until=None):
+    """The beginnings of chunks as they are trained; interrupted after so many."""
+    begun, train_part = [], fleets.train_part
+
+    @wraps(train_part)
+    def watched(spec, fleet):
+        if len(begun) == until:
+            raise KeyboardInterrupt
+        begun.append(spec["begin"])
+        return train_part(spec, fleet)
+
+    monkeypatch.setattr(fleets, "LARGEST", 4)
+    monkeypatch.setattr(fleets, "train_part", watched)
+    return begun
+
+
+def test_shadow_models_survive_a_kill_and_serve_another_run(folder, learned, monkeypatch):
+    kept = ("--fleets", str(folder / "kept"))
+    with monkeypatch.context() as patch:
+        begun = watch(patch, until=2)
+        assert main(flags(folder, *learned, *kept)) == 130
+        assert begun == [0, 4]
+    begun = watch(monkeypatch)
+    assert main(flags(folder, *learned, *kept)) == 0
+    assert begun == [8]
+    other = [*flags(folder, *learned, *kept), "--seed", "5", "--out", str(folder / "other")]
+    assert main(other) == 0
+    assert begun == [8]
+
+
+def test_a_killed_run_is_removed_with_its_shadow_models(folder, learned, monkeypatch):
+    watch(monkeypatch, until=1)
+    assert main(flags(folder, *learned)) == 130
+    assert list((folder / "out").glob("fleet-*/run.json"))
+    assert main(["runs", "remove", str(folder / "out"), "--yes"]) == 0
+    assert not (folder / "out").exists()

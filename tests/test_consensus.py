@@ -1,8 +1,20 @@
 """What independent starts agree on."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
-from remnant.solvers.consensus import cluster, judged_by, unit_rows
+from remnant.errors import InputError
+from remnant.solvers.consensus import (
+    cluster,
+    judged_by,
+    most_starts_first,
+    pool,
+    pooled,
+    unit_rows,
+)
+from remnant.types import Candidates, Scaling, Status
 
 
 def noisy_starts(noise, k=4, records=5, m=10, d=60):
@@ -66,3 +78,62 @@ def test_clusters_can_be_judged_by_other_starts():
     rows = alike.flatten(0, 1)[judged.seed].double()
     torch.testing.assert_close(judged.centres, rows)
     assert torch.equal(judged.member.flatten()[judged.seed], torch.arange(10))
+
+
+def test_runs_of_one_length_are_pooled_as_starts_are_clustered():
+    _, starts = noisy_starts(0.4)
+    one, other = pooled(list(starts)), most_starts_first(cluster(starts), len(starts))
+    torch.testing.assert_close(one.centres, other.centres)
+    torch.testing.assert_close(one.agreement, other.agreement)
+    assert torch.equal(one.starts, other.starts)
+    assert torch.equal(one.member, other.member.flatten())
+
+
+def test_runs_of_any_length_are_pooled():
+    truth, starts = noisy_starts(0.2)
+    runs = [starts[0], starts[1][:7], starts[2][3:], truth[:2]]
+    groups = pooled(runs)
+    assert len(groups.member) == 10 + 7 + 7 + 2
+    assert groups.starts.max() == 4
+    by_run = [set(part.tolist()) for part in groups.member.split([len(run) for run in runs])]
+    for row, count in enumerate(groups.starts.tolist()):
+        assert sum(row in members for members in by_run) == count
+    rank = (unit_rows(truth[:2]) @ unit_rows(groups.centres.float()).T).argmax(1)
+    assert set(rank.tolist()) == {0, 1}  # the only two that all four runs can have
+
+
+def run_of(rows, status=Status.PARTIAL, reason="agreed"):
+    labels = torch.arange(len(rows))
+    return Candidates(
+        inputs=rows, confidence=torch.ones(len(rows)), labels=labels, status=status, reason=reason
+    )
+
+
+def test_pooled_candidates_are_clustered_without_the_mean_picture():
+    truth, starts = noisy_starts(0.2)
+    mean = 5 * torch.randn(60, generator=torch.Generator().manual_seed(9))
+    runs = [run_of(start[:size] + mean) for start, size in zip(starts, (10, 8, 9, 10), strict=True)]
+    found = pool(runs, Scaling(mean=mean))
+    assert found.status is Status.PARTIAL
+    assert len(found) == 10
+    best = (unit_rows(truth) @ unit_rows(found.inputs - mean).T).max(1)
+    assert (best.values > 0.9).sum() >= 4
+    assert found.confidence[best.indices].min() > found.confidence[6:].max()
+    assert found.figures["found_by"][0] == 4
+    assert found.labels[0] < 10
+    assert len(pool(runs).inputs) < 10  # all alike in the data's own scale
+
+
+def test_a_doubtful_run_makes_the_pool_doubtful():
+    _, starts = noisy_starts(0.2)
+    runs = [run_of(start) for start in starts]
+    doubt = replace(runs[0], status=Status.INCONCLUSIVE, reason="out of balance", labels=None)
+    found = pool([doubt, *runs[1:]])
+    assert found.status is Status.INCONCLUSIVE
+    assert found.labels is None
+    assert found.reason.endswith("of 4 runs; out of balance")
+    assert pool(runs[:1]).status is Status.INCONCLUSIVE  # nothing to agree with
+    empty = run_of(torch.zeros(0, 60))
+    assert pool([empty, *runs]).figures["runs"] == 4
+    with pytest.raises(InputError, match="a run with candidates"):
+        pool([empty])

@@ -12,7 +12,16 @@ from remnant.models import build
 from remnant.scoring import centred_correlation
 from remnant.solvers.descent import paper
 from remnant.solvers.descent.objective import objective
-from remnant.solvers.descent.paper import SCALED, Descent, RowAdam, descend, iterates, slopes
+from remnant.solvers.descent.paper import (
+    SCALED,
+    Descent,
+    RowAdam,
+    descend,
+    iterates,
+    slopes,
+    traced_slopes,
+)
+from remnant.solvers.descent.stack import stack_of, stack_slopes
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
 
@@ -95,6 +104,49 @@ def test_the_fast_loss_is_the_naive_one_in_value_and_gradient(kind, features):
     assert loss == pytest.approx(naive.item(), rel=1e-10)
     for fast, slow in zip((by_input, by_dual), torch.autograd.grad(naive, (x, a)), strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("features", ["final", "hybrid"])
+@pytest.mark.parametrize("kind", ["mlp", "narrow", "own softplus"])
+def test_slopes_by_hand_are_autograds(kind, features):
+    """Also with important biases, a frozen layer, and another vector than the objective's own."""
+    model = MODELS[kind]()
+    evidence = between(model)
+    moved = {name: value for name, value in evidence.vector.items() if name != "1.weight"}
+    points = Descent(features=features).points(evidence)
+    inputs, duals = drawn(5, 3 * len(points))
+    given = {"temperature": 7.0, "dtype": torch.float64}
+    whole = objective(model, evidence.vector, points, inputs[:1], **given).balanced(inputs)
+    goals = [
+        whole,
+        whole.against({name: 2 * value for name, value in evidence.vector.items()}),
+        objective(model, moved, points, inputs[:1], **given),
+    ]
+    for goal in goals:
+        loss, *by_hand = stack_slopes(goal, inputs, duals)
+        wanted, *traced = traced_slopes(goal, inputs, duals)
+        assert loss == pytest.approx(wanted, rel=1e-12)
+        for here, there in zip(by_hand, traced, strict=True):
+            torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-12)
+
+
+def test_only_plain_stacks_are_done_by_hand():
+    layer = nn.Linear(4, 4)
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    others = [
+        Residual(), tied, nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)),
+        nn.Sequential(layer, nn.Softplus(), layer), nn.Sequential(layer, nn.Tanh(), layer),
+        nn.Sequential(layer, nn.Softplus()), nn.Sequential(nn.Flatten()),
+    ]  # fmt: skip
+    assert [stack_of(model) for model in others] == [None] * len(others)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
+    assert stack_of(plain) == [("1", plain[2]), ("3", None)]
+    vector = {"1.weight": torch.ones(3, 4)}
+    goal = objective(plain, vector, [{}], torch.zeros(1, 4), temperature=1.0)
+    assert stack_slopes(goal, torch.zeros(2, 4), torch.zeros(2, 1)) is not None
+    goal = replace(goal, dense=["3"])  # the first takes sequences, say
+    assert stack_slopes(goal, torch.zeros(2, 4), torch.zeros(2, 1)) is None
 
 
 def test_low_rank_changes_are_kept_in_factors_and_the_model_is_left_alone():
@@ -242,6 +294,13 @@ def test_linearised_records_come_back():
 def test_settings_are_checked(change, words):
     with pytest.raises(InputError, match=words):
         Descent(**change)
+
+
+def test_temperatures_rise_by_sums_or_by_factors():
+    sums = Descent(temperature=(10.0, 1000.0), steps=5)
+    assert [paper.temperature_at(sums, t) for t in range(5)] == [10, 257.5, 505, 752.5, 1000]
+    factors = [paper.temperature_at(replace(sums, geometric=True), t) for t in range(5)]
+    assert factors == pytest.approx([10, 10**1.5, 100, 10**2.5, 1000])
 
 
 def test_no_change_is_no_evidence():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remnant.solvers.difference.decay import fit_decay, without_decay
-from remnant.solvers.difference.exact import suspects
+from remnant.solvers.difference.exact import stated, suspects
 from remnant.solvers.difference.signals import find_signals, nearest_signals
 from remnant.solvers.difference.smooth import (
     Points,
@@ -90,6 +90,12 @@ def test_suspects_are_the_doubtful_and_the_farthest_others():
         distance = torch.tensor([0.0, 9.0, 0.5, 0.1, 0.4])
 
     assert suspects(Proof).tolist() == [False, True, True, False, True]
+
+
+def test_a_small_error_is_not_stated_below_what_is_usual():
+    errors = torch.tensor([1e-6, 1.0, 2.0, 9.0, 0.5], dtype=torch.float64)
+    assert stated(errors).tolist() == [4.0, 4.0, 4.0, 9.0, 4.0]
+    assert len(stated(errors[:0])) == 0
 
 
 def planted_smooth(width=160, count=5):

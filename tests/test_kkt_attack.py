@@ -12,14 +12,15 @@ from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.scoring import score
-from remnant.solvers.consensus import cluster
+from remnant.solvers.consensus import cluster, most_starts_first
 from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import read_network
+from remnant.solvers.kkt.normal import best_duals
 from remnant.solvers.kkt.optimisers import Moment, Search
 from remnant.solvers.kkt.paper import RANGES, Descent, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.rounds import most_starts_first, settled
-from remnant.solvers.kkt.search import Found, best_duals, descend, objective
+from remnant.solvers.kkt.rounds import settled
+from remnant.solvers.kkt.search import Found, descend, objective
 from remnant.training import DecayTime, train
 from remnant.types import Knowledge, Scaling, Status, Target
 
@@ -90,6 +91,23 @@ def test_later_rounds_are_judged_by_the_first():
     assert min(found.figures["found_by"]) == 0  # what only a later round has
 
 
+def test_one_more_descent_from_all_that_was_found_is_judged_by_the_starts():
+    target, truth = digits_target()
+    plain, more = (
+        KKT(starts=3, steps=60, refine=refine)(target, generator=seeded())
+        for refine in (False, True)
+    )
+    right = score(truth, more.inputs).correlation
+    assert int((right > 0.8).sum()) >= 8
+    assert sum(more.figures["misfit"]) < sum(plain.figures["misfit"])
+    assert more.figures["starts"] == 3
+    assert max(more.figures["found_by"]) <= 3
+    assert (more.confidence.diff() <= 0).all()
+    assert len(more) <= 20
+    alone = KKT(starts=1, steps=20, refine=True)(target, generator=seeded())
+    assert not alone.confidence.any()  # one start has nothing to be joined with
+
+
 def test_starts_that_did_not_come_to_rest_are_left_out_and_most_starts_go_first():
     rows = torch.tensor([[0, 1], [0, 2], [3, 2], [0, 1]])
     inputs = torch.eye(4, dtype=torch.float64)[rows]  # 4 starts x 2 candidates x 4 pixels
@@ -101,6 +119,7 @@ def test_starts_that_did_not_come_to_rest_are_left_out_and_most_starts_go_first(
         outputs=inputs,
         misfit=total,
         range_misfit=total,
+        weight=total,
         trace=[],
     )
     kept = settled(found)

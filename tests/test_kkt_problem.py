@@ -7,7 +7,15 @@ from torch import nn
 from remnant.gradients import smoothed, weighted_sum
 from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import balance, read_network
-from remnant.solvers.kkt.problem import forward, misfits, pose, range_misfit, signals
+from remnant.solvers.kkt.normal import normal_equations
+from remnant.solvers.kkt.problem import (
+    forward,
+    gram_product,
+    misfits,
+    pose,
+    range_misfit,
+    signals,
+)
 from remnant.solvers.kkt.scale import OUTSIDE, largest_in_box, scaled_to_box
 
 
@@ -196,3 +204,32 @@ def test_the_largest_scale_that_fits_the_box():
         largest = rows * largest_in_box(rows, low, high, OUTSIDE)[:, None]
         assert torch.equal(scaled_to_box(rows, low, high, told=told), largest)
     assert torch.equal(scaled_to_box(inputs, low, high, told=True), inputs)
+
+
+def test_the_product_of_gram_matrices_and_its_derivatives():
+    generator = torch.Generator().manual_seed(0)
+    d = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    h = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    slow = torch.einsum("kmo,kmi->koi", d, h).square().sum((1, 2))
+    torch.testing.assert_close(gram_product(d, h), slow)
+    assert torch.autograd.gradcheck(gram_product, (d, h))
+
+
+@pytest.mark.parametrize("whiten", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("model", "shape"), [(dense(), (12,)), (dense(bias=False), (12,)), (convolutional(), (1, 6, 6))]
+)
+def test_normal_equations_are_the_misfit_as_a_function_of_the_duals(model, shape, whiten):
+    m, generator = 5, torch.Generator().manual_seed(1)
+    problem = pose(read_network(model), shape, rank=9, inner_rank=3, dtype=torch.float64)
+    s = torch.randn(2, m, problem.coordinates, generator=generator, dtype=torch.float64)
+    dual = torch.rand(2, m, generator=generator, dtype=torch.float64)
+    duals = Duals(objective="soft", labels=balanced_labels(m, 3), outputs=3)
+    seen = forward(problem, s)
+    arrived = signals(problem, seen, duals.directions(dual, seen.outputs[-1]), 4.0, [1.0] * 9)
+    gram, side = normal_equations(problem, seen, arrived, m, whiten)
+    rise = misfits(problem, seen, arrived, dual, whiten) - misfits(
+        problem, seen, arrived, torch.zeros_like(dual), whiten
+    )
+    wanted = (dual[:, None] @ gram @ dual[:, :, None])[:, 0, 0] - 2 * (side * dual).sum(1)
+    torch.testing.assert_close(rise.sum(1), wanted)

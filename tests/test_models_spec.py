@@ -121,11 +121,14 @@ def test_activations_are_the_functions_they_name():
         "tanh": torch.tanh(x),
         "sigmoid": 1 / (1 + torch.exp(-x)),
         "elu": torch.where(x > 0, x, torch.expm1(x)),
+        "celu": torch.where(x > 0, x, torch.expm1(x)),
+        "selu": 1.0507009873554805 * torch.where(x > 0, x, 1.6732632423543772 * torch.expm1(x)),
         "gelu": x * (1 + torch.erf(x / 2**0.5)) / 2,
         "silu": x / (1 + torch.exp(-x)),
         "softplus": torch.log1p(torch.exp(x)),
         "cubic": x**2 + x**3,
         "floor": torch.maximum(x, torch.tensor(-0.5, dtype=x.dtype)),
+        "identity": x,
     }
     assert set(values) == set(ACTIVATIONS)
     for name, value in values.items():

@@ -6,7 +6,7 @@ import torch
 
 from remnant.data import load
 from remnant.experiments import informed_studies as studies
-from remnant.experiments.informed_scenes import FACTORS, Factor, make_scene
+from remnant.experiments.informed_scenes import FACTORS, Factor, make_scene, some_of
 from remnant.report.lines import draw_lines
 from remnant.scoring.criteria import kl_each
 from remnant.training import SGD, Adam, GradientDescent
@@ -65,6 +65,9 @@ def test_factors_become_recipes_and_scenes_do_not_overlap(monkeypatch):
         ids = [*scene.fixed.ids, *scene.targets.ids, *scene.public.ids]
         assert len(set(ids)) == len(ids) == 40 + 2 + 60
         assert all(len(w) == 2 for w in scene.released.values())
+        second = some_of(scene, torch.tensor([1]))
+        assert second.targets.ids == scene.targets.ids[1:]
+        assert all(torch.equal(w[0], scene.released[n][1]) for n, w in second.released.items())
 
 
 def test_replay_beats_what_learns_and_fails_without_the_start(monkeypatch):

@@ -30,6 +30,7 @@ from remnant.solvers.difference.problem import pose
 from remnant.solvers.difference.zeros import determined, settle, sharpen
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import count_records, decompose, rounding_level, span_of
+from remnant.types import Knowledge, Target
 from targets import faces_target
 
 
@@ -209,6 +210,24 @@ def test_stored_precision_sees_through_widening(dtype, eps):
     weights = torch.randn(50, generator=seeded(), dtype=torch.float64).to(dtype).double()
     assert stored_precision({"w": weights}) == eps
     assert stored_precision({"w": torch.tensor([math.pi], dtype=torch.float64)}) < 1e-15
+
+
+@pytest.mark.parametrize("coarse", ["initial", "final"])
+def test_a_difference_is_as_precise_as_the_coarser_of_its_ends(coarse):
+    model = torch.nn.Linear(7, 5).double()  # its weights fill a float64
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            drawn = torch.randn(parameter.shape, generator=seeded(number), dtype=torch.float64)
+            parameter.copy_(drawn.float() if coarse == "final" else drawn)
+    initial = {name: p.detach() + math.pi / 100 for name, p in model.named_parameters()}
+    if coarse == "initial":
+        initial = {name: w.float() for name, w in initial.items()}
+    knowledge = Knowledge(initial=initial)
+    evidence = weight_difference(Target(model=model, input_shape=(7,), knowledge=knowledge))
+    assert evidence.precision == torch.finfo(torch.float32).eps
+    change = dict(model.named_parameters())["weight"].detach() - initial["weight"].double()
+    assert torch.equal(evidence.vector["weight"], change)
+    assert evidence.vector["weight"].dtype == torch.float64
 
 
 def test_recovery_is_exact_and_certified():

@@ -16,6 +16,7 @@ from remnant.experiments import gradient_batches as batches
 from remnant.experiments import gradient_studies as pairs
 from remnant.experiments import informed_studies as informed
 from remnant.experiments import kkt_studies as kkt
+from remnant.experiments import ntk_exposure as exposure
 from remnant.experiments import ntk_studies as ntk
 from remnant.experiments import private_study as private
 from remnant.experiments.studies import (
@@ -52,13 +53,13 @@ TINY = {
         data=DIGITS,
     ),
     "kernel-distance": ntk.KernelDistance(
-        widths=(32,), records=(3,), steps=5, stop_loss=0.1, data=DIGITS
+        widths=(32,), records=3, others=(), steps=5, stop_loss=0.1, repeats=1, data=DIGITS
     ),
     "early-stopping": ntk.EarlyStopping(
         stops=(0.5, 0.1), records=4, width=32, steps=5, repeats=1, data=DIGITS
     ),
-    "leak-factors": ntk.LeakFactors(
-        records=6, width=32, classes=(2,), class_records=4, steps=5, repeats=1, data=DIGITS
+    "leak-factors": exposure.LeakFactors(
+        records=6, per_root=13.0, classes=(2,), class_records=4, steps=5, repeats=1, data=DIGITS
     ),
     "fine-tuning": tuning.FineTuning(
         cases=(("dense head", "features"),), widths=(4,), epochs=1, hidden=32, per_class=1,
@@ -84,8 +85,9 @@ TINY = {
     "private-descent": private.PrivateStudy(
         epsilons=(100.0,), known=30, targets=2, shadows=40, test=50, steps=3, evaluations=4
     ),
-    "onion": ntk.Onion(
-        records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True),), steps=5,
+    "ntk-grid": ntk.ExactGrid(widths=(48,), records=(4,), tasks=("odd-even",), data=DIGITS),
+    "onion": exposure.Onion(
+        records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True, "paper"),), steps=5,
         data=DIGITS,
     ),
 }  # fmt: skip

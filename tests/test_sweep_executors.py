@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -207,3 +209,23 @@ def test_a_model_of_the_users_own_file_reaches_the_workers(tmp_path):
     model = build(f"{file}:make", generator=torch.Generator().manual_seed(0))
     there = dict(run_tasks(outputs, SPECS[:2], on="jobs:2", shared=model))
     assert there == {n: outputs({"n": n}, model) for n in range(2)}
+
+
+def test_a_ray_client_that_is_turned_away_is_told_so_in_one_line(recwarn):
+    def init(**_):
+        warnings.warn("Ray Client connection timed out.\nEnsure that", stacklevel=1)
+        raise ConnectionError("ray client connection timeout")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    with pytest.raises(InputError) as error:
+        executors._join(ray, "10.0.0.1:10001")
+    text = str(error.value)
+    assert text.startswith(
+        "ray://10.0.0.1:10001: expected a Ray cluster, got ray client connection"
+    )
+    assert "may want a token" in text
+    assert "use ray://auto" in text
+    assert "\n" not in text
+    assert not recwarn.list
+    with pytest.raises(InputError, match=r"start `ray start --head` there$"):
+        executors._join(ray, "auto")

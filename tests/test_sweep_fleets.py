@@ -40,7 +40,7 @@ def folder(cache):
 def test_chunks_on_workers_are_the_fleet(tmp_path):
     fleet = small_fleet()
     whole = fleet.train(slice(None))
-    spread = spread_fleet(fleet, cache=tmp_path, on="jobs:2", memory=100_000)
+    spread = spread_fleet(fleet, cache=tmp_path, on="jobs:2", memory=30_000)
     for name, value in whole.items():
         assert spread[name].shape == value.shape
         assert torch.allclose(spread[name], value, atol=1e-6)
@@ -55,7 +55,7 @@ def test_a_small_memory_makes_small_chunks(tmp_path, monkeypatch):
         return train_part(spec, fleet)
 
     monkeypatch.setattr(fleets, "train_part", watched)
-    spread_fleet(small_fleet(), cache=tmp_path / "a", on="jobs:1", memory=100_000)
+    spread_fleet(small_fleet(), cache=tmp_path / "a", on="jobs:1", memory=30_000)
     assert seen[0][0] == 0
     assert seen[-1][1] == 9
     assert all(before[1] == after[0] for before, after in itertools.pairwise(seen))
@@ -140,3 +140,29 @@ def test_all_that_decides_a_fleet_is_in_its_name():
     assert len({spec_hash(fleet_spec(one)) for one in variants}) == len(variants)
     chunk = {"fleet": "x", "begin": 0, "end": 4, "memory": 1}
     assert task_hash(train_part, chunk) != task_hash(train_part, {**chunk, "end": 5})
+
+
+class Times(torch.nn.Module):
+    """Its text does not say by how much."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, inputs):
+        return self.factor * inputs
+
+
+def test_a_model_is_more_than_its_text_and_no_more_than_its_start():
+    linear = small_fleet().model
+    once, twice = (torch.nn.Sequential(Times(factor), linear) for factor in (1.0, 2.0))
+    assert str(once) == str(twice)
+    one, other = (spec_hash(fleet_spec(small_fleet(model=model))) for model in (once, twice))
+    assert one != other
+    start = {name: p.detach().clone() for name, p in linear.named_parameters()}
+    released = build("mlp:64-6-10:elu", generator=torch.Generator().manual_seed(7))
+    one, other = (
+        spec_hash(fleet_spec(small_fleet(model=model, initial=start)))
+        for model in (linear, released)
+    )
+    assert one == other

@@ -13,16 +13,31 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import remnant.sweep
+from remnant.data import load
 from remnant.errors import InputError, StoreError
+from remnant.models import build
 from remnant.solvers.kkt.paper import RANGES
-from remnant.store import read_run, spec_hash
+from remnant.store import hash_tensors, read_run, spec_hash
 from remnant.sweep.executors import Outcome
-from remnant.sweep.search import OWN, Search, consensus, judge, residual, search_spec
+from remnant.sweep.search import (
+    OWN,
+    Search,
+    agreed_on,
+    consensus,
+    judge,
+    residual,
+    run_trial,
+    search_spec,
+    with_count,
+)
 from remnant.sweep.spaces import ATTACKS, PAPERS, attack_with, fields_of, read_space
 from remnant.sweep.trials import JOURNAL, open_study, storage_in
+from remnant.training import GradientDescent, train
+from remnant.types import Candidates, Knowledge, Scaling, Status, Target
 from sweep_clusters import ENVIRONMENT, TESTS, dask_cluster, end
 from sweep_search_case import HOW, after, run_search
 from sweep_tasks import wait_for
@@ -52,6 +67,19 @@ def test_a_search_discloses_every_trial(here):
     assert len({json.dumps(row["settings"]) for row in rows}) == 24
     mode = stat.S_IMODE((run.path / JOURNAL).stat().st_mode)
     assert mode == 0o600
+
+
+def test_the_answer_is_what_the_trials_agree_on(tmp_path):
+    how = replace(HOW, trials=3)
+    pooled, digest, run = run_search(tmp_path / "pool", how, on="jobs:1")
+    assert pooled["pooled"] == [OWN, 0, 1, 2]
+    best, other, _ = run_search(tmp_path / "best", replace(how, answer="best"), on="jobs:1")
+    assert best["pooled"] == []
+    assert best["chosen"] == pooled["chosen"]
+    trials = [safetensors.torch.load_file(path) for path in run.path.glob("state-*")]
+    inputs = {hash_tensors({"x": one["inputs"]}) for one in trials if "inputs" in one}
+    assert other in inputs
+    assert digest not in inputs
 
 
 def test_the_same_search_on_processes_is_the_same_hash_for_hash(here, tmp_path):
@@ -191,6 +219,26 @@ def test_a_search_in_which_nothing_has_a_value_says_so(tmp_path):
         run_search(tmp_path / "run", how, on="jobs:1")
 
 
+def test_a_search_over_ntk_counts_the_records_that_nobody_told(tmp_path):
+    digits = load("digits").take(range(3))
+    model = build("mlp:64-32-32-10", generator=torch.Generator().manual_seed(0))
+    trained = train(
+        model, digits, GradientDescent(lr=0.05, steps=30),
+        scaling=Scaling(), generator=torch.Generator(),
+    )  # fmt: skip
+    known = Knowledge(initial=trained.initial)
+    target = Target(model=trained.model, input_shape=(1, 8, 8), knowledge=known)
+    how = Search(attack="ntk", trials=1)
+    counted = with_count(target, how)
+    assert counted.knowledge.records == 3
+    assert with_count(counted, how) is counted
+    assert with_count(target, Search(attack="kkt")) is target  # which counts by itself
+    settings = {"preset": "projected", "steps": 2, "runs": 1}
+    spec = {"attack": "ntk", "settings": settings, "seed": 0, "run": "0.0"}
+    assert "give --records" in run_trial(spec, target)[0]["reason"]
+    assert len(run_trial(spec, counted)[1]["inputs"]) >= 3
+
+
 def outcome(inputs, confidence, **figures):
     value = {"status": "partial", "reason": "", "figures": figures, "cpu_seconds": 0.0}
     tensors = {"inputs": inputs, "confidence": confidence}
@@ -207,6 +255,40 @@ def test_consensus_counts_what_runs_agree_on_once():
     assert math.isclose(consensus(same), 1 / 3)  # one picture, thrice
     half = outcome(pictures, torch.tensor([0.1, 1.0, 0.5]), counted=2)
     assert math.isclose(consensus([half]), 0.75)
+
+
+def candidates(inputs, status=Status.PARTIAL):
+    return Candidates(
+        inputs=inputs,
+        confidence=torch.zeros(len(inputs)),
+        labels=torch.arange(len(inputs)),
+        status=status,
+        reason="why",
+        figures={"counted": 3},
+    )
+
+
+def test_what_trials_agree_on_comes_first_and_keeps_the_doubts_of_the_best():
+    generator = torch.Generator().manual_seed(0)
+    true = torch.randn(3, 1, 4, 5, generator=generator)
+    noise = [torch.randn(2, 1, 4, 5, generator=generator) for _ in range(4)]
+    runs = [candidates(torch.cat([wrong, true.roll(i, 0)])) for i, wrong in enumerate(noise)]
+    runs[3] = candidates(torch.cat([noise[3], true[:2]]))  # not as many
+    found = agreed_on(runs, runs[0], Scaling(mean=torch.full((1, 4, 5), 7.0)))
+    assert found.inputs.shape == (5, 1, 4, 5)
+    nearest = torch.cdist(found.inputs[:3].flatten(1), true.flatten(1)).min(0).values
+    assert float(nearest.max()) < 1e-5
+    assert found.figures["found_by"] == [4, 4, 3, 1, 1]
+    assert found.figures["agreed"] == found.figures["counted"] == 3
+    assert found.confidence[:2].tolist() == pytest.approx([1, 1])
+    assert float(found.confidence[3]) < 0.2
+    assert found.status is Status.PARTIAL
+    assert "3 candidates came back alike from at least 3 of 4 trials" in found.reason
+    doubted = agreed_on(runs, candidates(true, Status.INCONCLUSIVE), Scaling())
+    assert doubted.status is Status.INCONCLUSIVE
+    assert doubted.reason.endswith("why")
+    alone = agreed_on([candidates(wrong) for wrong in noise], runs[0], Scaling())
+    assert alone.status is Status.INCONCLUSIVE  # nothing came back twice
 
 
 def test_values_are_what_the_adversary_sees():
@@ -246,6 +328,7 @@ def test_named_spaces_are_of_fields_that_attacks_have():
     [
         ({"attack": "magic"}, "attack: expected one of glm"),
         ({"space": "best"}, "space: expected papers, default or fields"),
+        ({"answer": "worst"}, "search: answer: expected pool or best, got 'worst'"),
         ({"attack": "ntk", "space": "papers"}, "space papers: expected one for kkt, got ntk"),
         ({"space": {"speed": [1]}}, "field of kkt: expected one of preset"),
         ({"space": {}}, "at least one field"),

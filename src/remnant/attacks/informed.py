@@ -21,8 +21,9 @@ from remnant.solvers.replay.solve import (
     replay,
     replay_update,
 )
-from remnant.training.fleet import FixedStep, SharedRun, check_recipe, share, train_fleet
+from remnant.training.fleet import FixedStep, SharedRun, check_recipe, share
 from remnant.training.recipes import Adam, GradientDescent
+from remnant.training.shadows import Fleet, trained
 from remnant.types import Candidates, Examples, Status, Target
 
 Method = Literal["replay", "ridge", "reconn"]
@@ -148,6 +149,7 @@ class Informed:
                 labels=None if labels is None else labels[None],
                 observation=self.observation(target),
                 settings=self.replaying,
+                box=box_of(target),
             )
         return conclude_replay(target, found)
 
@@ -159,11 +161,11 @@ class Informed:
         public = held.public[:count]
         labels = public_labels(target)[:count]
         run = self.run_of(target, torch.float32)
-        fleet = train_fleet(
-            target.model, held.known, public, labels, run.recipe,
-            scaling=target.scaling, generator=self.order(), initial=held.initial,
-            dtype=torch.float32,
+        wanted = Fleet(
+            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=run.recipe,
+            scaling=target.scaling, order_seed=self.order_seed or 0, initial=held.initial,
         )  # fmt: skip
+        fleet = trained(wanted)
         observation = self.observation(target)
         seen, mine = observation.seen(run, fleet), observation.seen(run, stacked(target.weights))
         figures: dict[str, Any] = {"counted": 1, "found": 1, "certified": 0, "shadows": count}
@@ -224,12 +226,20 @@ def outputs_of(target: Target) -> int:
     return max(2, int(wide))
 
 
-def ends_of(target: Target) -> tuple[float, float]:
-    """The least and greatest entry that an input may have, in the model's scale."""
+def box_of(target: Target) -> tuple[Tensor, Tensor] | None:
+    """The least and the greatest input that there may be, in the model's scale."""
     if target.bounds is None:
-        return -1.0, 1.0
-    ends = [target.scaling.to_model(torch.full(target.input_shape, end)) for end in target.bounds]
-    return float(ends[0].mean()), float(ends[1].mean())
+        return None
+    low, high = (
+        target.scaling.to_model(torch.full(target.input_shape, end)) for end in target.bounds
+    )
+    return low, high
+
+
+def ends_of(target: Target) -> tuple[float, float]:
+    """About the least and greatest entry that an input may have, in the model's scale."""
+    box = box_of(target)
+    return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))
 
 
 def conclude_replay(target: Target, found: Replayed) -> Candidates:

@@ -13,13 +13,13 @@ from remnant.attacks.outcome import model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
-from remnant.solvers.consensus import Clusters
+from remnant.solvers.consensus import AGREED, Clusters, cluster
 from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, Positive, balanced_labels
 from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
 from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
 from remnant.solvers.kkt.paper import Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.rounds import search_in_rounds
+from remnant.solvers.kkt.rounds import Agreed, search_in_rounds
 from remnant.solvers.kkt.scale import scaled_to_box
 from remnant.solvers.kkt.search import Found
 from remnant.solvers.spans import Spectrum, count_in_noise
@@ -30,7 +30,6 @@ PRESETS: tuple[Preset, ...] = ("default", "paper")
 # Imbalance above which a model is not near a stationary point under weight decay. Starts agree
 # there as well, on what is no record (docs/final-weights.md).
 UNBALANCED = 0.01
-AGREED = 0.75  # share of the starts that must return a candidate alike
 # Per record 2 candidates: with as many as records, starts that fall together leave others unfound.
 PER_RECORD = 2
 SPARE_RANK = 1.25  # where the number of records is not known: too low a rank loses records
@@ -50,6 +49,7 @@ class KKT:
     candidates: int | None = None  # a start; None: twice the number of records
     starts: int = 4  # default: independent sets of candidates
     rounds: int = 1  # default: more begin again at what the starts agree on
+    refine: bool = False  # default: one more descent from all that the starts return
     steps: int | None = None  # a round (1000), or a trial of the papers' descent (50000)
     optimiser: Optimiser = "adam"  # default
     rank: int | None = None  # default: of the first dense layer; None: the number of records
@@ -104,15 +104,16 @@ class KKT:
             bias_decayed=state.bias_decayed,
             box=model_box(target),
         )
-        found, groups = search_in_rounds(
+        found = search_in_rounds(
             problem,
             duals,
             self.search(duals, layers),
             starts=self.starts,
             rounds=self.rounds,
+            refine=self.refine,
             generator=generator,
         )
-        return conclude(target, layers, spectrum, state, duals, found, groups)
+        return conclude(target, layers, spectrum, state, duals, found)
 
     def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
         """Weights that did well on other draws than those reported (docs/final-weights.md)."""
@@ -219,11 +220,10 @@ def conclude(
     spectrum: Spectrum,
     state: Balance,
     duals: Duals,
-    found: Found,
-    groups: Clusters,
+    found: Agreed,
 ) -> Candidates:
     """Cluster centres in the data's own scale, those that most starts agree on first."""
-    k, m, _ = found.inputs.shape
+    k, m, groups = found.starts, len(duals.labels), found.clusters
     centres = groups.centres[:m]
     box = model_box(target)
     if box is not None:
@@ -233,11 +233,12 @@ def conclude(
         centres = centres.clamp(*(end.flatten() for end in box))
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
     agreed = groups.starts[:m] >= math.ceil(AGREED * k)
-    status, words = outcome(duals.objective, k, int(agreed.sum()))
+    distinct = len(cluster(groups.centres[:m][agreed][None])) if agreed.any() else 0
+    status, words = outcome(duals.objective, k, distinct)
     labels, wrong = None, None
     if duals.objective != "free":
-        labels = duals.labels[groups.seed[:m] % m]
-        wrong = int((misclassified(found, groups, labels) & agreed).sum())
+        labels = found.labels[groups.seed[:m]]
+        wrong = int((misclassified(found.found, groups, labels) & agreed).sum())
     if state.imbalance > UNBALANCED:
         status = Status.INCONCLUSIVE
         words += (
@@ -260,15 +261,16 @@ def conclude(
             "spectrum_count": spectrum.count,
             "gap": spectrum.gap,
             "objective": duals.objective,
-            "agreed": int(agreed.sum()),
+            "starts": k,
+            "agreed": distinct,
             "misclassified": wrong,
             "found_by": groups.starts[:m].tolist(),
             "clusters": len(groups),
             "imbalance": state.imbalance,
             "bias_decayed": state.bias_decayed if any(x.bias is not None for x in layers) else None,
-            "misfit": found.misfit.mean(0).tolist(),
+            "misfit": found.found.misfit.mean(0).tolist(),
         },
-        trace={"singular_values": spectrum.values.tolist(), "misfit": found.trace},
+        trace={"singular_values": spectrum.values.tolist(), "misfit": found.found.trace},
     )
 
 

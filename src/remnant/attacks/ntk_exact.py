@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from remnant.attacks.fronts import undo_convolutions
+from remnant.attacks.ntk_rerun import polished
 from remnant.attacks.outcome import in_box, nothing, status_of
 from remnant.progress import task
 from remnant.solvers.difference.decay import without_decay
@@ -26,6 +27,7 @@ from remnant.solvers.spans import (
     noise_precision,
     span_of,
 )
+from remnant.training.recipes import describe
 from remnant.types import Candidates, Evidence, Status, Target
 
 # Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
@@ -33,7 +35,8 @@ ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.
 
 UNMOVED = "initial and final weights are the same: no training lies between them"
 FULL = 0.75  # share of the live inputs: a gap beyond may be that of inputs that hardly vary
-COARSE = 1e-3  # rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off
+# Rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off, and a gap that is not.
+COARSE, COARSE_GAP = 1e-3, 15.0
 
 
 def recover_exactly(
@@ -67,7 +70,10 @@ def recover_exactly(
     if not spectrum.clear:  # perhaps noise was added; then tolerances are those of the noise
         level = noise_precision(parts.values, pair.first.affine(evidence.end))
         evidence = replace(evidence, precision=max(evidence.precision, level))
-    recovery = solve(evidence, pair, span_of(parts, count), search, generator)
+    span = span_of(parts, count)
+    recovery = solve(evidence, pair, span, search, generator)
+    if recovery.certificate is None:
+        recovery = polished(target, evidence, pair, span, recovery)
     return conclude(target, evidence, spectrum, decay, recovery, count, generator)
 
 
@@ -110,7 +116,8 @@ def count_between(
     parts = decompose(change)
     spectrum = count_records(parts.values, weights, evidence.precision)
     if evidence.precision > COARSE:
-        return evidence, parts, replace(spectrum, clear=False), 1.0
+        clear = spectrum.clear and spectrum.gap > COARSE_GAP
+        return evidence, parts, replace(spectrum, clear=clear), 1.0
     if spectrum.clear:
         return evidence, parts, spectrum, 1.0
     undecayed, decay = without_decay(evidence, pair.first)
@@ -152,9 +159,7 @@ def words_for(target: Target, recovery: Recovery, certified: int, count: int) ->
     words = f"{certified} of {count} records found and certified without the truth"
     if certified and recovery.error is not None:
         worst = float(recovery.error[recovery.passed].max())
-        smooth = recovery.certificate is None
-        why = "nothing is exactly zero in this network" if smooth else "exact ones need all others"
-        words += f", to about {worst:.0e} (squared error): {why}"
+        words += f", to about {worst:.0e} (squared error): {why_inexact(recovery)}"
     elif len(recovery.inputs) and not recovery.exact:
         words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
     if target.knowledge.records not in (None, count):
@@ -162,6 +167,18 @@ def words_for(target: Target, recovery: Recovery, certified: int, count: int) ->
             f"; the spectrum counts {count} records where {target.knowledge.records} were given"
         )
     return words
+
+
+def why_inexact(recovery: Recovery) -> str:
+    if recovery.rerun is not None:
+        how = recovery.rerun.recipe
+        return (
+            f"{how.steps} steps of {how.lr:.3g} with momentum {how.momentum:.3g} from the initial "
+            f"weights, on these records, end at the final ones to {recovery.rerun.gap:.0e}"
+        )
+    if recovery.certificate is None:
+        return "nothing is exactly zero in this network"
+    return "exact ones need all others"
 
 
 def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
@@ -209,8 +226,12 @@ def conclude(
     }
     if recovery.error is not None:
         figures["expected_error"] = recovery.error[order].tolist()
+    if recovery.rerun is not None:
+        figures["rerun"] = describe(recovery.rerun.recipe) | {"gap": recovery.rerun.gap}
     if recovery.certificate is not None and recovery.certificate.residual is not None:
         figures["residual"] = recovery.certificate.residual
+    if recovery.certificate is not None and recovery.certificate.foreign is not None:
+        figures["residual_second"] = recovery.certificate.foreign[order].tolist()
     return Candidates(
         inputs=data[order].float(),
         confidence=recovery.confidence[order].float(),

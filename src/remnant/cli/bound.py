@@ -240,15 +240,13 @@ def _chance(flag: str, value: float) -> float:
 
 
 def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """`bound.json` in --out."""
+    """`bound.json` in --out, for what the flags mean: other words for the same are the same."""
     from remnant.store import finish, open_run, write_json
 
-    flags = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(arguments).items()
-        if name not in ("run", "out", "command", "quiet", "json", "threads")
-    }
-    stored = open_run(arguments.out, {**flags, "verb": "bound"})
+    asked = {"epsilon": arguments.epsilon, "gamma": arguments.gamma, "delta": found["delta"]}
+    log_kappa = found["kappa"]["log"] if "kappa" in found else None
+    spec = {"verb": "bound", "ledger": found["ledger"], "log_kappa": log_kappa, **asked}
+    stored = open_run(arguments.out, spec)
     if not stored.finished:
         write_json(stored, "bound.json", found)
         finish(stored, seeds={"seed": arguments.seed})

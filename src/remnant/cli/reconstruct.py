@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
+from remnant.cli.common import (
+    DONE,
+    add_place,
+    add_verb,
+    bars,
+    default_directory,
+    place,
+    prepare,
+)
 from remnant.cli.target import add_held, read_linear_target, read_target
 from remnant.errors import InputError, expected
 
@@ -44,6 +54,9 @@ def add(verbs: Any) -> None:
 def ntk_flags(parser: argparse.ArgumentParser) -> None:
     held = add_held(parser)
     held.add_argument("--initial", type=Path, required=True, help="weights before training")
+    held.add_argument("--recipe", type=Path, help="how it was trained, as JSON, if it is known")
+    held.add_argument("--labels", help="of all records, in any order, such as 3,1,1 (classes)")
+    held.add_argument("--loss", help="the training loss, if it is known: ce, mse, bce, ...")
     how = parser.add_argument_group("how")
     how.add_argument("--preset", choices=("auto", "exact", "paper", "projected"), default="auto")
     optional(how, "--steps", int, "of paper (default: 80000) or projected (default: 400)")
@@ -96,6 +109,9 @@ def informed_flags(parser: argparse.ArgumentParser) -> None:
     optional(how, "--layers", names, "what is seen: beginnings of parameter names, such as 3.")
     optional(how, "--probes", int, "black box: logits on so many public inputs (default: 0)")
     optional(how, "--shadows", int, "of ridge and reconn: models to train (default: 3500)")
+    words = "where shadow models are kept for other runs (default: in --out, until it is done)"
+    how.add_argument("--fleets", type=Path, help=words)
+    add_place(parser, "1, for shadow models")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -197,7 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
             finding = read_finding(stored)
         else:
             generator = torch.Generator().manual_seed(arguments.seed)
-            with keeping_states(stored):
+            with keeping_states(stored), spreading_shadows(stored, arguments):
                 candidates = attack(target, generator=generator)
                 finding = without_truth(candidates, attack=arguments.attack)
                 write_candidates(stored, candidates)
@@ -208,6 +224,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.attack == "glm":
         show_record(target, stored, arguments)
     return DONE
+
+
+@contextmanager
+def spreading_shadows(run: Run, arguments: argparse.Namespace) -> Iterator[None]:
+    """Where the flags say; an attack that trains no shadow models has none of them."""
+    if not hasattr(arguments, "fleets"):
+        yield
+        return
+    from remnant.sweep.fleets import spreading
+
+    with spreading(arguments.fleets or run.path, place(arguments) or "jobs:1"):
+        yield
+    for done in run.path.glob("fleet-*"):
+        shutil.rmtree(done)
 
 
 def write_sheet(run: Run, candidates: Candidates, attack: str) -> None:

@@ -206,7 +206,8 @@ def files_of(folder: Path) -> list[Path]:
     found: list[Path] = []
     for path in sorted(folder.iterdir(), key=lambda path: (path.name == RUN_FILE, path.name)):
         linked = path.is_symlink()
-        if demo and path.name == PAGE and path.is_dir() and not linked:
+        nested = (demo and path.name == PAGE) or path.name.startswith("fleet-")  # shadow models
+        if nested and path.is_dir() and not linked:
             found += [*files_of(path), path]
         elif fnmatchcase(path.name, LOCK) if linked else _wrote(run, path):
             found.append(path)

@@ -43,6 +43,7 @@ SUMMARIES = {
     "kkt-assumptions": "which assumption of the attack fails, and what it says of that",
     "defences": "which defence stops which attack, and what it costs in accuracy",
     "private-descent": "001, Figure 9: accuracy, reconstruction and the bounds over epsilon",
+    "ntk-grid": "000, Figures 2 and 5: width against records, the exact attack",
     "onion": "000, Figure 6: remove the most exposed records, train again, attack again",
 }
 FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")

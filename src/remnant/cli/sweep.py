@@ -240,6 +240,8 @@ def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> 
     chosen = "the attack's own settings" if d["chosen"] == "own" else f"trial {d['chosen']}"
     print(f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})")
     print("  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()))
+    if len(d["pooled"]) > 1:
+        print(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
 
 
 def show_rows(rows: list[dict[str, Any]], stored: Run, arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ three ways back. What an adversary does not know, it draws itself."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,8 +45,8 @@ class Factor:
 FACTORS: Mapping[str, Factor] = {
     "default": Factor(),
     "fixed set of 300": Factor(fixed=300),
-    "fixed set of 2000": Factor(fixed=2000),
-    "hidden layer of 100": Factor(model="mlp:784-100-10:elu"),
+    "fixed set of 1000": Factor(fixed=1000),
+    "hidden layer of 30": Factor(model="mlp:784-30-10:elu"),
     "second layer only": Factor(layers=("3.",)),
     "2.5 times the epochs": Factor(more_epochs=2.5),
     "ReLU": Factor(model="mlp:784-10-10"),
@@ -56,7 +56,10 @@ FACTORS: Mapping[str, Factor] = {
     "softplus": Factor(model="mlp:784-10-10:softplus"),
     "swish": Factor(model="mlp:784-10-10:silu"),
     "tanh": Factor(model="mlp:784-10-10:tanh"),
+    "CELU": Factor(model="mlp:784-10-10:celu"),
+    "SELU": Factor(model="mlp:784-10-10:selu"),
     "GELU": Factor(model="mlp:784-10-10:gelu"),
+    "identity": Factor(model="mlp:784-10-10:identity"),
     "learning rate 0.01": Factor(lr=0.01),
     "Adam": Factor(adam=True, lr=0.002),
     "unknown initialisation": Factor(initial_known=False),
@@ -72,8 +75,8 @@ class Factors:
     shadows and 1000 targets."""
 
     fixed: int = 500
-    shadows: int = 600
-    targets: int = 8
+    shadows: int = 1000
+    targets: int = 6
     epochs: int = 50
     factors: tuple[str, ...] = tuple(FACTORS)
     methods: tuple[str, ...] = METHODS
@@ -123,6 +126,12 @@ def make_scene(settings: Factors, factor: Factor, data: Examples, seed: int) -> 
         factor=factor, fixed=fixed, targets=targets, public=public, model=model, recipe=recipe,
         released=released, seed=seed,
     )  # fmt: skip
+
+
+def some_of(scene: Scene, rows: Tensor) -> Scene:
+    """The scene with those of its targets only."""
+    released = {name: weights[rows] for name, weights in scene.released.items()}
+    return replace(scene, targets=scene.targets.take(rows), released=released)
 
 
 def assumed_run(scene: Scene, *, double: bool = False) -> SharedRun:

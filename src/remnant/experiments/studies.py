@@ -16,6 +16,7 @@ from remnant.experiments import gradient_studies as pairs
 from remnant.experiments import informed_scenes as scenes
 from remnant.experiments import informed_studies as informed
 from remnant.experiments import kkt_studies as kkt
+from remnant.experiments import ntk_exposure as exposure
 from remnant.experiments import ntk_studies as ntk
 from remnant.experiments import private_study as private
 from remnant.progress import task
@@ -72,7 +73,7 @@ KKT = (
     "recovered", "above_0.8", "null", "null_above_0.8", "agreed", "imbalance", "status",
     "cpu_seconds",
 )  # fmt: skip
-ERRORS = ("mean_error", "median_error", "cpu_seconds")
+ERRORS = ("mean_error", "median_error", "near", "null_error", "cpu_seconds")
 
 STUDIES: Mapping[str, Study] = {
     "gradient-dimension": Study(
@@ -145,23 +146,38 @@ STUDIES: Mapping[str, Study] = {
     ),
     "leak-factors": Study(
         title="Which records leak, and how the number of classes matters",
-        settings=ntk.LeakFactors(),
-        quick=ntk.QUICK_FACTORS,
-        cells=ntk.factor_cells,
-        measure=ntk.measure_factors,
-        plot=ntk.plot_factors,
-        columns=("part", "classes", "id", "error", "dual", "error_integral", "influence", *ERRORS),
+        settings=exposure.LeakFactors(),
+        quick=exposure.QUICK_FACTORS,
+        cells=exposure.factor_cells,
+        measure=exposure.measure_factors,
+        plot=exposure.plot_factors,
+        columns=(
+            "part", "classes", "id", "error", "null", "dual", "error_integral", "influence",
+            *ERRORS,
+        ),
     ),
     "onion": Study(
         title="Remove the most exposed records, train again, attack again",
-        settings=ntk.Onion(),
-        quick=ntk.QUICK_ONION,
-        cells=ntk.onion_cells,
-        measure=ntk.measure_onion,
-        plot=ntk.plot_onion,
+        settings=exposure.Onion(),
+        quick=exposure.QUICK_ONION,
+        cells=exposure.onion_cells,
+        measure=exposure.measure_onion,
+        plot=exposure.plot_onion,
         columns=(
-            "removed", "balanced", "round", "records", "top_error", "top_before", "test_accuracy",
-            *ERRORS,
+            "removed", "balanced", "attack", "round", "records", "top_error", "top_before",
+            "test_accuracy", *ERRORS,
+        ),
+    ),
+    "ntk-grid": Study(
+        title="Weight differences and the exact attack: width against the number of records",
+        settings=ntk.ExactGrid(),
+        quick=ntk.QUICK_GRID,
+        cells=ntk.grid_cells,
+        measure=ntk.measure_grid,
+        plot=ntk.plot_grid,
+        columns=(
+            "task", "width", "records", "near", "certified", "status", "mean_error",
+            "kernel_distance", "null_near", "cpu_seconds",
         ),
     ),
     "fine-tuning": Study(

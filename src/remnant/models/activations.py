@@ -36,11 +36,14 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
     "elu": nn.ELU,
+    "celu": nn.CELU,  # alpha 1: the same function as elu
+    "selu": nn.SELU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "softplus": nn.Softplus,
     "cubic": Cubic,
     "floor": Floor,
+    "identity": nn.Identity,
 }
 
 _LEAKY = re.compile(r"leaky(0\.[0-9]{1,6})")

@@ -1,24 +1,31 @@
 """What independent starts agree on. Agreement needs no truth; it is evidence, not proof.
 
 A small misfit is no evidence: fits go below that of the true records. A wrong candidate, though,
-is wrong in another way each time, so what several starts return alike is likely a record.
+is wrong in another way each time, so what several starts return alike is likely a record. Runs with
+other settings are starts too: `pool` puts what they agree on in one list.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from remnant.errors import InputError, expected
+from remnant.types import Candidates, Scaling, Status
+
 ALIKE = 0.8  # correlation at which two candidates count as one
+AGREED = 0.75  # share of the starts that must return a candidate alike
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clusters:
     """Best first. centres: c x d. agreement: c, 0..1, the mean over other starts of the best
-    correlation with the cluster's seed. starts: c, how many starts have a member. member: k x m,
-    the cluster of each candidate. seed: c, its row among the k * m.
+    correlation with the cluster's seed. starts: c, how many starts have a member. member: k x m
+    (flat where runs differ in length), the cluster of each candidate. seed: c, its row among all.
     """
 
     centres: Tensor
@@ -45,16 +52,29 @@ def cluster(candidates: Tensor, alike: float = ALIKE) -> Clusters:
     A centre is the mean of each start's member that is closest to the seed.
     """
     k, m, _ = candidates.shape
-    rows = candidates.detach().double().flatten(0, 1)
+    groups = _grouped(candidates.flatten(0, 1), torch.arange(k).repeat_interleave(m), alike)
+    return replace(groups, member=groups.member.view(k, m))
+
+
+def pooled(runs: Sequence[Tensor], alike: float = ALIKE) -> Clusters:
+    """The same for runs of any number of candidates, m_i x d, those that most runs have first."""
+    run = torch.arange(len(runs)).repeat_interleave(torch.tensor([len(rows) for rows in runs]))
+    return most_starts_first(_grouped(torch.cat(list(runs)), run, alike), len(runs))
+
+
+def _grouped(rows: Tensor, run: Tensor, alike: float) -> Clusters:
+    """n x d candidates, each of the run of that number."""
+    rows = rows.detach().double()
     rows = torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, torch.zeros_like(rows))
     unit = unit_rows(rows)
     similar = unit @ unit.T
-    best = similar.view(k * m, k, m).max(2).values  # with each start
-    run = torch.arange(k).repeat_interleave(m)
-    others = best.scatter(1, run[:, None], 0.0)
+    n, k = len(rows), int(run.max()) + 1
+    best = similar.new_full((n, k), -2.0)  # with each run
+    best.scatter_reduce_(1, run.expand(n, n), similar, "amax")
+    others = best.clamp(min=-1.0).scatter(1, run[:, None], 0.0)
     agreement = (others.sum(1) / max(k - 1, 1)).clamp(0, 1)
-    free = torch.ones(k * m, dtype=torch.bool)
-    member = torch.full((k * m,), -1)
+    free = torch.ones(n, dtype=torch.bool)
+    member = torch.full((n,), -1)
     centres: list[Tensor] = []
     seeds: list[int] = []
     starts: list[int] = []
@@ -65,19 +85,50 @@ def cluster(candidates: Tensor, alike: float = ALIKE) -> Clusters:
         mine[seed] = True
         free &= ~mine
         member[mine] = len(seeds)
-        closest = similar[seed].masked_fill(~mine, -2.0).view(k, m).max(1)
-        has = closest.values > -2
-        picked = (torch.arange(k) * m + closest.indices)[has]
+        picked = _closest(similar[seed], mine.nonzero().flatten(), run)
         centres.append(rows[picked].mean(0))
         seeds.append(seed)
-        starts.append(int(has.sum()))
+        starts.append(len(picked))
     seed_rows = torch.tensor(seeds, dtype=torch.long)
     return Clusters(
         centres=torch.stack(centres),
         agreement=agreement[seed_rows],
         starts=torch.tensor(starts),
-        member=member.view(k, m),
+        member=member,
         seed=seed_rows,
+    )
+
+
+def _closest(similar: Tensor, rows: Tensor, run: Tensor) -> Tensor:
+    """Of these rows, each run's most similar one."""
+    picked: dict[int, int] = {}
+    for row in rows[similar[rows].argsort(descending=True, stable=True)].tolist():
+        picked.setdefault(int(run[row]), row)
+    return torch.tensor([picked[k] for k in sorted(picked)])
+
+
+def most_starts_first(groups: Clusters, starts: int) -> Clusters:
+    """Agreement times the share of starts that have a member, and in that order.
+
+    The mean alone puts what one start has, and others nearly, before what all but one have.
+    """
+    return _ordered(replace(groups, agreement=groups.agreement * groups.starts / starts))
+
+
+def _ordered(groups: Clusters) -> Clusters:
+    return taken(groups, groups.agreement.argsort(descending=True, stable=True))
+
+
+def taken(groups: Clusters, rows: Tensor) -> Clusters:
+    """These clusters in this order; members of others are in cluster -1."""
+    place = torch.full((len(groups),), -1)
+    place[rows] = torch.arange(len(rows))
+    return Clusters(
+        centres=groups.centres[rows],
+        agreement=groups.agreement[rows],
+        starts=groups.starts[rows],
+        member=place[groups.member],
+        seed=groups.seed[rows],
     )
 
 
@@ -87,13 +138,36 @@ def judged_by(groups: Clusters, independent: Tensor, alike: float = ALIKE) -> Cl
     rows = unit_rows(independent.detach().double().flatten(0, 1))
     best = (unit_rows(groups.centres) @ rows.T).view(-1, k, m).max(2).values
     agreement = best.mean(1).clamp(0, 1)
-    order = agreement.argsort(descending=True, stable=True)
-    rank = order.argsort()
-    return replace(
-        groups,
-        centres=groups.centres[order],
-        agreement=agreement[order],
-        starts=(best >= alike).sum(1)[order],
-        member=rank[groups.member],
-        seed=groups.seed[order],
+    return _ordered(replace(groups, agreement=agreement, starts=(best >= alike).sum(1)))
+
+
+def pool(runs: Sequence[Candidates], scaling: Scaling | None = None) -> Candidates:
+    """What independent runs, with the same settings or others, return between them, as one list.
+
+    As many candidates as the largest run has; inconclusive where a run is. scaling: of the
+    model, whose mean picture is in every candidate and would make all alike.
+    """
+    runs = [run for run in runs if len(run)]
+    if not runs:
+        raise InputError(expected("pool", "a run with candidates", "none"))
+    scaling = scaling or Scaling()
+    groups = pooled([scaling.to_model(run.inputs).flatten(1) for run in runs])
+    m, shape = max(len(run) for run in runs), runs[0].inputs.shape[1:]
+    labels = [run.labels for run in runs if run.labels is not None]
+    least = math.ceil(AGREED * len(runs))
+    agreed = int((groups.starts[:m] >= least).sum()) if len(runs) > 1 else 0
+    doubts = [run.reason for run in runs if run.status not in (Status.COMPLETE, Status.PARTIAL)]
+    words = f"{agreed} candidates came back alike from at least {least} of {len(runs)} runs"
+    return Candidates(
+        inputs=scaling.to_data(groups.centres[:m].view(-1, *shape)).float(),
+        confidence=groups.agreement[:m].float(),
+        labels=torch.cat(labels)[groups.seed[:m]] if len(labels) == len(runs) else None,
+        status=Status.PARTIAL if agreed and not doubts else Status.INCONCLUSIVE,
+        reason="; ".join([words, *dict.fromkeys(doubts)]),
+        figures={
+            "counted": runs[0].figures.get("counted"),
+            "runs": len(runs),
+            "agreed": agreed,
+            "found_by": groups.starts[:m].tolist(),
+        },
     )

@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, as_completed
 from dataclasses import dataclass, field
@@ -289,11 +290,16 @@ def _join(ray: Any, where: str) -> None:
             here = {"num_cpus": cores(), "include_dashboard": False}
             ray.init(address="local", object_store_memory=2**29, **here, **quiet)
         else:
-            ray.init(address="auto" if where == "auto" else f"ray://{where}", **quiet)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the same again as what is raised, in six lines
+                ray.init(address="auto" if where == "auto" else f"ray://{where}", **quiet)
         _held["ray"] = where
     except (ConnectionError, RuntimeError, ImportError) as error:
         got = str(error).splitlines()[0] if str(error) else type(error).__name__
         do = "start `ray start --head` there"
+        if where not in ("auto", "local"):  # the client is told of a refusal as of silence
+            do += "; if it runs, it may want a token (its ray_client_server.err says so): on a "
+            do += "machine of the cluster use ray://auto"
         raise InputError(expected(f"ray://{where}", "a Ray cluster", got, do)) from None
 
 

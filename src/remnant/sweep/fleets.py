@@ -1,6 +1,6 @@
 """Shadow models by the thousand: chunks that fit a memory limit, spread over workers, kept.
 
-A fleet lives in a folder named by the hash of all that decides it: the model's text and starting
+A fleet lives in a folder named by the hash of all that decides it: the model and its starting
 weights, the fixed records, the differing ones, the recipe, the scaling, the seed, the precision
 and the versions of what computes it. A folder that is there is believed only if its file has the
 hash that was written down and one of its models, drawn anew each time, comes out the same when it
@@ -9,16 +9,19 @@ is trained again: code that changed without its version changing is caught.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from remnant.auditing.api import hash_model
 from remnant.errors import StoreError, expected
 from remnant.seeds import generator_for
 from remnant.store import (
@@ -32,63 +35,27 @@ from remnant.store import (
     write_bytes,
 )
 from remnant.sweep.executors import Outcome, map_tasks
-from remnant.training import Recipe
-from remnant.training.fleet import MEMORY, chunk_size, share, train_fleet
-from remnant.types import Examples, Scaling, Weights
+from remnant.training.fleet import MEMORY, chunk_size, known_stack, share
+from remnant.training.shadows import Fleet, training_by
 
 FLEET_FILE = "fleet.safetensors"
 LARGEST = 128  # models in a chunk, whatever the memory: workers share a fleet, and a kill costs one
 AGREE = 1e-4  # of the largest weight: chunks of other sizes round otherwise
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Fleet:
-    """K models, the k-th trained on `fixed` and inputs[k] with labels[k] (data's own scale).
-
-    order_seed: of the order of mini-batches, the same for all. initial: where all start (None: the
-    model's own weights).
-    """
-
-    model: nn.Module
-    fixed: Examples
-    inputs: Tensor
-    labels: Tensor
-    recipe: Recipe
-    scaling: Scaling
-    order_seed: int = 0
-    initial: Weights | None = None
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def train(self, part: slice, memory: int = MEMORY) -> dict[str, Tensor]:
-        """The weights (K x shape each) of those models, in float32."""
-        return train_fleet(
-            self.model,
-            self.fixed,
-            self.inputs[part],
-            self.labels[part],
-            self.recipe,
-            scaling=self.scaling,
-            generator=torch.Generator().manual_seed(self.order_seed),
-            initial=self.initial,
-            dtype=torch.float32,
-            memory=memory,
-        )
-
-
 def fleet_spec(fleet: Fleet) -> dict[str, Any]:
     """All that decides the weights of a fleet."""
-    start = fleet.initial or dict(fleet.model.named_parameters())
+    model = copy.deepcopy(fleet.model)
+    for name, start in (fleet.initial or {}).items():
+        model.get_parameter(name).data = start.detach()
     held = {
-        "start": hash_tensors(start),
+        "model": hash_model(model),
         "fixed": hash_tensors({"x": fleet.fixed.inputs, "y": fleet.fixed.labels}),
         "differing": hash_tensors({"x": fleet.inputs, "y": fleet.labels}),
         "scaling": hash_tensors({"mean": fleet.scaling.mean, "std": fleet.scaling.std}),
     }
     return {
         "verb": "fleet",
-        "model": str(fleet.model),
         "recipe": {"name": type(fleet.recipe).__name__, **asdict(fleet.recipe)},
         "order_seed": fleet.order_seed,
         "versions": versions(),
@@ -118,6 +85,13 @@ def spread_fleet(
     write_bytes(run, FLEET_FILE, safetensors.torch.save(weights))
     finish(run, seeds={"order": fleet.order_seed})
     return weights
+
+
+@contextmanager
+def spreading(cache: str | Path, on: str | None) -> Iterator[None]:
+    """Spread and keep the fleets that attacks inside the block ask for."""
+    with training_by(lambda fleet: spread_fleet(fleet, cache=cache, on=on)):
+        yield
 
 
 def train_part(spec: Mapping[str, Any], fleet: Fleet) -> Any:
@@ -159,7 +133,7 @@ def _chunk(fleet: Fleet, memory: int) -> int:
         order=order,
         dtype=torch.float32,
     )
-    return min(len(fleet), LARGEST, chunk_size(run, memory))
+    return min(len(fleet), LARGEST, chunk_size(run, memory, known_stack(run)))
 
 
 def _joined(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,12 +24,12 @@ import torch
 from remnant.errors import InputError, StoreError, expected
 from remnant.progress import task
 from remnant.seeds import generator_for
-from remnant.solvers.consensus import cluster
+from remnant.solvers.consensus import AGREED, cluster, pooled
 from remnant.store import Run, spec_hash
 from remnant.sweep.executors import Outcome, map_tasks
 from remnant.sweep.spaces import Space, attack_with, check_fields, read_space
 from remnant.sweep.trials import claim, driver_of, open_study, ours, row_of, tell
-from remnant.types import Candidates, Status, Target
+from remnant.types import Candidates, Scaling, Status, Target
 
 Fields = dict[Any, dict[str, Any]]
 """The fields of each trial, by its number."""
@@ -43,20 +43,27 @@ Judged = dict[Any, tuple[float | None, str]]
 OWN = "own"
 Objective = Literal["consensus", "residual"]
 OBJECTIVES: tuple[Objective, ...] = ("consensus", "residual")
+Answer = Literal["pool", "best"]
+ANSWERS: tuple[Answer, ...] = ("pool", "best")
 RESIDUALS = ("residual", "residuals", "misfit", "loss")  # figures; the first there counts
 STEPS = "steps"  # the field that pruning shortens
+# Correlation at which candidates of two trials count as one. Trials are clustered within already:
+# what is still alike at less may be two records of one class.
+SAME = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """runs: of each trial, with other seeds. prune: the share of `steps` after which the worse
-    half of a batch ends. settings: fields of the attack that all trials have. batch: trials drawn
-    before any of them is judged; more workers than that, times runs, have nothing to do."""
+    """answer: what all trials agree on, or the best trial's own candidates. runs: of each trial,
+    with other seeds. prune: the share of `steps` after which the worse half of a batch ends.
+    settings: fields of the attack that all trials have. batch: trials drawn before any of them is
+    judged; more workers than that, times runs, have nothing to do."""
 
     attack: str
     space: str | Mapping[str, Any] = "default"
     trials: int = 24
     objective: Objective = "consensus"
+    answer: Answer = "pool"
     runs: int = 1
     prune: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -69,10 +76,10 @@ class Search:
         for name in ("trials", "runs", "batch"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise InputError(expected(f"search: {name}", "1 or more", getattr(self, name)))
-        if self.objective not in OBJECTIVES:
-            raise InputError(
-                expected("search: objective", " or ".join(OBJECTIVES), repr(self.objective))
-            )
+        for name, known in (("objective", OBJECTIVES), ("answer", ANSWERS)):
+            if getattr(self, name) not in known:
+                wanted = " or ".join(known)
+                raise InputError(expected(f"search: {name}", wanted, repr(getattr(self, name))))
         if self.prune is not None and not (
             isinstance(self.prune, int | float) and 0 < self.prune < 1
         ):
@@ -84,8 +91,9 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Searched:
-    """best: of this process's trials and the attack's own settings. disclosed: every trial, how
-    many failed or were pruned, and what was chosen by what. seconds: of the trials, CPU."""
+    """best: the answer of this process's trials and the attack's own settings. disclosed: every
+    trial, how many failed or were pruned, and what was chosen by what. seconds: of the trials,
+    CPU."""
 
     best: Candidates
     disclosed: Mapping[str, Any]
@@ -108,6 +116,7 @@ def search(
 ) -> Searched:
     """Run what is left of the search. storage: a database's URL (None: a journal in the run)."""
     space = read_space(how.attack, how.space)
+    target = with_count(target, how)
     name = f"remnant-{spec_hash(search_spec(how, hashes))[:16]}"
     study = open_study(name, run, storage, maximise=how.objective == "consensus")
     driver, private = driver_of(run), storage is None
@@ -133,7 +142,20 @@ def search(
     tried = attempt(whole, 1.0)
     seconds = _seconds(tried) + _seconds(attempt(short, how.prune or 1.0))
     rows = [row_of(trial) | {"here": trial.number in mine} for trial in there]
-    return _conclude(how, rows, tried, seconds)
+    return _conclude(how, rows, tried, seconds, target.scaling)
+
+
+def with_count(target: Target, how: Search) -> Target:
+    """The target with its number of records, where `ntk` can read it off and nobody told it.
+
+    The exact preset does so; those that a search varies cannot begin without.
+    """
+    known = target.knowledge
+    if how.attack != "ntk" or known.records is not None:
+        return target
+    exact = attack_with("ntk", {"preset": "exact", "patience": 1})
+    found = exact(target, generator=generator_for(how.seed, "count"))
+    return replace(target, knowledge=replace(known, records=found.figures.get("counted")))
 
 
 def _judge_batch(
@@ -252,8 +274,10 @@ def _worse_half(early: Judged, objective: Objective) -> set[int]:
     return {number for _, number in judged[math.ceil(len(judged) / 2) :]}
 
 
-def _conclude(how: Search, rows: list[dict[str, Any]], whole: Tried, seconds: float) -> Searched:
-    """The best of what is here, and everything that was tried, here or elsewhere."""
+def _conclude(
+    how: Search, rows: list[dict[str, Any]], whole: Tried, seconds: float, scaling: Scaling
+) -> Searched:
+    """The answer of what is here, and everything that was tried, here or elsewhere."""
     sign = 1.0 if how.objective == "consensus" else -1.0
     judged = _judged(whole, how.objective)
     mine: dict[Any, float] = {n: value for n, (value, _) in judged.items() if value is not None}
@@ -265,6 +289,11 @@ def _conclude(how: Search, rows: list[dict[str, Any]], whole: Tried, seconds: fl
     valued = [row for row in rows if row["value"] is not None]
     anywhere = max(valued, key=lambda row: float(sign * row["value"]), default=None)
     states = [row["state"] for row in rows]
+    answer = _candidates(whole[best][0])
+    pooling = [] if how.answer == "best" or answer.figures.get("certified") else list(mine)
+    if len(pooling) > 1:
+        runs = [_candidates(one) for number in pooling for one in whole[number]]
+        answer = agreed_on(runs, answer, scaling)
     disclosed = {
         "attack": how.attack,
         "objective": how.objective,
@@ -278,11 +307,39 @@ def _conclude(how: Search, rows: list[dict[str, Any]], whole: Tried, seconds: fl
         "chosen": best,
         "chosen_value": mine[best],
         "own_value": mine.get(OWN),
+        "pooled": pooling,
         "best_anywhere": None if anywhere is None else anywhere["number"],
         "settings": whole[best][0].spec["settings"],
         "rows": rows,
     }
-    return Searched(best=_candidates(whole[best][0]), disclosed=disclosed, seconds=seconds)
+    return Searched(best=answer, disclosed=disclosed, seconds=seconds)
+
+
+def agreed_on(runs: Sequence[Candidates], chosen: Candidates, scaling: Scaling) -> Candidates:
+    """What trials return between them, those of most first; as many as the largest has.
+
+    Wrong candidates are wrong in another way with other settings. chosen: of the best trial, whose
+    doubts stay. scaling: candidates are compared without the mean picture that is in all of them.
+    """
+    groups = pooled([scaling.to_model(run.inputs).flatten(1) for run in runs], SAME)
+    m, least = max(map(len, runs)), math.ceil(AGREED * len(runs))
+    starts, labels = groups.starts[:m], [run.labels for run in runs if run.labels is not None]
+    agreed = int((starts >= least).sum())
+    words = f"{agreed} candidates came back alike from at least {least} of {len(runs)} trials"
+    centres = groups.centres[:m].reshape(-1, *chosen.inputs.shape[1:])
+    return Candidates(
+        inputs=scaling.to_data(centres).float(),
+        confidence=groups.agreement[:m].float(),
+        labels=torch.cat(labels)[groups.seed[:m]] if len(labels) == len(runs) else None,
+        status=chosen.status if agreed else Status.INCONCLUSIVE,
+        reason=f"{words}; of the best trial: {chosen.reason}",
+        figures={
+            "counted": chosen.figures.get("counted"),
+            "trials": len(runs),
+            "agreed": agreed,
+            "found_by": starts.tolist(),
+        },
+    )
 
 
 def _candidates(outcome: Outcome) -> Candidates:

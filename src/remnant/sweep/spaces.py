@@ -79,7 +79,7 @@ DEFAULT: Mapping[str, Space] = {
     ),
     "ntk": Space(
         axes={
-            "features": Choice(("initial", "final", "hybrid")),
+            "features": Choice(("initial", "final")),
             "steps": Range(low=200, high=1600, log=True, integer=True),
         },
         fixed={"preset": "projected"},

@@ -22,6 +22,15 @@ from torch.nn import functional as F
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.training.descent import batches
+from remnant.training.fused import (
+    CHUNK,
+    NEAR,
+    Stack,
+    read_stack,
+    span_of,
+    train_chunk,
+    wanted_outputs,
+)
 from remnant.training.losses import check_labels, loss_named
 from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe
 from remnant.training.run import named, prepare
@@ -268,11 +277,15 @@ def train_fleet(
     first = own[0] if own else generator
     assert isinstance(first, torch.Generator)
     base = torch.Generator().set_state(first.get_state())
-    run = share(model, fixed, recipe, scaling=scaling, order=base, dtype=dtype)
+    stacked = initial if initial is not None and _own_starts(model, initial) else None
+    start = None if stacked else initial
+    run = share(model, fixed, recipe, scaling=scaling, initial=start, order=base, dtype=dtype)
     rows = None if own is None else _stacked_rows(run, own)
     extra = scaling.to_model(inputs.to(run.inputs))[:, None]
     check_labels(recipe.loss, torch.zeros(len(labels), _width(run)), labels)
-    stacked = initial is not None and next(iter(initial.values())).ndim > run.start[0].ndim
+    stack = known_stack(run) if own is None and stacked is None else None
+    if stack is not None:
+        return run.named(_fused(run, stack, extra, labels, memory))
     finals = []
     chunk = chunk_size(run, memory)
     with task("training fleet", len(inputs)) as tick:
@@ -280,17 +293,44 @@ def train_fleet(
             part = slice(at, at + chunk)
             mine = _part(run, rows, part)
             state = begin(mine, len(extra[part]))
-            if initial is not None:
-                given = [initial[n].to(run.inputs) for n in run.names]
-                state[: len(given)] = [
-                    g[part].clone() if stacked else g.expand_as(s).clone()
-                    for g, s in zip(given, state, strict=False)
-                ]
+            if stacked is not None:
+                state[: len(run.names)] = [stacked[n][part].to(run.inputs) for n in run.names]
             for step in range(len(run.rows)):
                 state = advance(mine, step, state, extra[part], labels[part, None])
             finals.append(state[: len(run.start)])
             tick(len(extra[part]))
     return run.named([torch.cat(parts) for parts in zip(*finals, strict=True)])
+
+
+def known_stack(run: SharedRun) -> Stack | None:
+    """The network for `fused`; None where that does not know the model, the loss or the recipe."""
+    if not isinstance(run.recipe, GradientDescent | SGD) or not len(run.inputs):
+        return None
+    return read_stack(run.model, run.start, run.recipe.loss)
+
+
+def _fused(
+    run: SharedRun, stack: Stack, extra: Tensor, labels: Tensor, memory: int
+) -> list[Tensor]:
+    assert isinstance(run.recipe, GradientDescent | SGD)
+    like = run.inputs.new_zeros(len(stack.weights[-1]))
+    goals = wanted_outputs(run.recipe.loss, torch.cat([run.labels, labels.to(run.labels)]), like)
+    span = span_of(run.inputs, goals[: len(run.inputs)], bias=stack.biases[0] is not None)
+    wanted, own = goals[len(run.inputs) :], extra.flatten(1)
+    chunk = min(CHUNK, chunk_size(run, min(memory, NEAR), stack))
+    parts = []
+    with task("training fleet", len(own)) as tick:
+        for at in range(0, len(own), chunk):
+            part = slice(at, at + chunk)
+            parts.append(train_chunk(stack, span, own[part], wanted[part], run.rows, run.recipe))
+            tick(len(own[part]))
+    return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+
+
+def _own_starts(model: nn.Module, initial: Weights) -> bool:
+    """Whether every model has its own: there is one dimension more than the model has."""
+    name, parameter = next(model.named_parameters())
+    return initial[name].ndim > parameter.ndim
 
 
 def _stacked_rows(run: SharedRun, generators: Sequence[torch.Generator]) -> list[Tensor]:
@@ -309,19 +349,30 @@ def _width(run: SharedRun) -> int:
         return int(run.model(run.inputs[:1]).shape[1])
 
 
-def chunk_size(run: SharedRun, memory: int) -> int:
-    """How many models to train at once: their state thrice, and twice the features of a batch."""
+def chunk_size(run: SharedRun, memory: int, stack: Stack | None = None) -> int:
+    """How many models to train at once: their state thrice, and twice the features of a batch.
+
+    stack: the network if `fused` trains them, which copies no inputs.
+    """
     weights = sum(w.numel() for w in run.start)
-    with torch.no_grad():
-        sizes: list[int] = []
-        hooks = [
-            m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
-            for m in run.model.modules()
-        ]
-        run.model(run.inputs[:1])
-        for hook in hooks:
-            hook.remove()
     rows = run.rows[0]
     batch = run.records if rows is None else rows.shape[-1]
-    bytes_each = 4 * weights * (1 + slots(run.recipe)) + 4 * batch * sum(sizes)
-    return max(1, memory // (bytes_each * run.inputs.element_size()))
+    if stack is not None:
+        numbers = 3 * weights + 2 * batch * sum(len(weight) for weight in stack.weights)
+    else:
+        numbers = 4 * weights * (1 + slots(run.recipe)) + 4 * batch * _features(run)
+    return max(1, memory // (numbers * run.inputs.element_size()))
+
+
+def _features(run: SharedRun) -> int:
+    """Numbers that come out of all modules for one record."""
+    sizes: list[int] = []
+    hooks = [
+        m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
+        for m in run.model.modules()
+    ]
+    with torch.no_grad():
+        run.model(run.inputs[:1])
+    for hook in hooks:
+        hook.remove()
+    return sum(sizes)

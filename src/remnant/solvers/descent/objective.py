@@ -37,9 +37,14 @@ class Objective:
     points: Sequence[Weights]
     vector: Weights
     dense: Sequence[str]
-    square: float  # |vector|^2
+    sizes: Mapping[str, float]  # |vector|^2 of each parameter
     thin: dict[str, tuple[Tensor, Tensor]]  # weight -> factors (out x r, in x r) of its vector
     importance: dict[str, float] = field(default_factory=dict)  # of a bias; 1 where not named
+
+    @property
+    def square(self) -> float:
+        """|vector|^2, biases by their importance."""
+        return sum(self.importance.get(name, 1.0) * size for name, size in self.sizes.items())
 
     def loss(self, inputs: Tensor, duals: Tensor) -> Tensor:
         """The whole residual's square; divide by `square` to compare models."""
@@ -58,7 +63,7 @@ class Objective:
     def against(self, vector: Weights) -> Objective:
         """The same with another vector in place of its own."""
         values = {name: vector[name].detach() for name in self.vector}
-        return replace(self, vector=values, square=square(values, self.importance), thin={})
+        return replace(self, vector=values, sizes=sizes(values), thin={})
 
     def sums(self, inputs: Tensor, duals: Tensor, chunk: int | None = None) -> dict[str, Tensor]:
         """sum_j sum_k alpha_jk grad f_k(x_j) itself, by name, `chunk` candidates at a time."""
@@ -69,6 +74,11 @@ class Objective:
             ).items():
                 total[name] = total[name] + value if name in total else value
         return total
+
+    def forms_sum(self, weight: str, count: int) -> bool:
+        """Whether the sum itself is less than `count` candidates' activations and signals."""
+        change = self.vector[weight]
+        return count * sum(change.shape) >= change.numel()
 
     def anneal(self, temperature: float) -> None:
         """Sharpen every softplus that stands for a ReLU."""
@@ -84,9 +94,11 @@ class Objective:
         """
         with torch.no_grad():
             _, seen = watched(self.model, self.dense, inputs, self.points[0])
-        sizes = {f"{n}.bias": float(seen[n][0][0].square().sum(1).mean()) for n in self.dense}
-        importance = {name: max(1.0, size) for name, size in sizes.items() if name in self.vector}
-        return replace(self, square=square(self.vector, importance), importance=importance)
+        counts = {f"{n}.bias": float(seen[n][0][0].square().sum(1).mean()) for n in self.dense}
+        importance = {
+            name: max(1.0, count) for name, count in counts.items() if name in self.vector
+        }
+        return replace(self, importance=importance)
 
     def spread(self, inputs: Tensor) -> float:
         """The least standard deviation of what enters a softplus that stands for a ReLU."""
@@ -126,7 +138,7 @@ class Objective:
         if weight not in self.vector:
             return total
         change = self.vector[weight]
-        if len(into) * sum(change.shape) >= change.numel():
+        if self.forms_sum(weight, len(into)):
             return total + (change - signals.T @ into).square().sum()
         if weight in self.thin:
             left, right = self.thin[weight]
@@ -134,7 +146,7 @@ class Objective:
         else:
             cross = ((into @ change.T) * signals).sum()
         gram = ((into @ into.T) * (signals @ signals.T)).sum()
-        return total + change.square().sum() - 2 * cross + gram
+        return total + self.sizes[weight] - 2 * cross + gram
 
 
 def watched(
@@ -189,7 +201,7 @@ def objective(
         if factors is not None:
             thin[name] = factors
     return Objective(
-        model=twin, points=cast, vector=values, dense=dense, square=square(values), thin=thin
+        model=twin, points=cast, vector=values, dense=dense, sizes=sizes(values), thin=thin
     )
 
 
@@ -205,9 +217,9 @@ def _smooth_twin(model: nn.Module, temperature: float, dtype: torch.dtype) -> nn
     return twin
 
 
-def square(values: Weights, importance: Mapping[str, float] | None = None) -> float:
-    counts = importance or {}
-    return float(sum(counts.get(n, 1.0) * v.double().square().sum() for n, v in values.items()))
+def sizes(values: Weights) -> dict[str, float]:
+    """The square of every tensor."""
+    return {name: float(value.double().square().sum()) for name, value in values.items()}
 
 
 def _factors(change: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:

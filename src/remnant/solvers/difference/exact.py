@@ -23,6 +23,7 @@ from remnant.solvers.difference.certificate import Certificate, certify
 from remnant.solvers.difference.duals import null_vectors
 from remnant.solvers.difference.graph import LIGHT, Spaces, find_points, refine_points
 from remnant.solvers.difference.problem import Problem
+from remnant.solvers.difference.rerun import Fit
 from remnant.solvers.difference.signals import find_signals
 from remnant.solvers.difference.zeros import settle
 from remnant.solvers.spans import Span
@@ -30,6 +31,7 @@ from remnant.solvers.spans import Span
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 NEAR = 0.25  # gap of a point worth a try
 LARGER = 8.0  # what two estimates of a record differ by falls short of their squared error by that
+LEAST = 4.0  # times the median error: one that is stated is not below
 SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 
 
@@ -66,6 +68,7 @@ class Recovery:
     found: list[float]  # after each round
     error: Tensor | None = None  # k: the squared error to expect, where not exact
     certificate: Certificate | None = None
+    rerun: Fit | None = None  # of the training, from these records, where that was tried
 
     @property
     def rounds(self) -> int:
@@ -96,9 +99,15 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
         confidence=agreement * (0.5 + 0.5 * proof.passed),
         exact=proof.exact,
         found=series,
-        error=error,
+        error=None if error is None else stated(error),
         certificate=proof,
     )
+
+
+def stated(error: Tensor) -> Tensor:
+    """k: squared errors that no certified estimate was seen to exceed. Those that came out small by
+    chance are not much smaller than the others'."""
+    return error.clamp(min=LEAST * float(error.median())) if len(error) else error
 
 
 def suspects(proof: Certificate) -> Tensor:

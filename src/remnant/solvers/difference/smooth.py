@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.difference.certificate import spread_of
 from remnant.solvers.difference.exact import Recovery, Search
 from remnant.solvers.difference.problem import spectrum_of_features
 from remnant.solvers.spans import Span
@@ -29,8 +30,8 @@ SIZES = (0.4, 1.2)  # of a start, times a first guess of the root-mean-square of
 # Records leave less than this share of what is not linear in their features outside the space.
 OUTSIDE = 0.05
 ODD = 5.0  # times the median of what found points leave outside
-LARGER = 4.0  # what a linear estimate of a record's squared error falls short by, as measured
-SURE = 1e-2  # predicted squared error of a record, in spreads of records
+LARGER = 64.0  # what a linear estimate of a record's squared error falls short by at most, measured
+SURE = 5e-2  # predicted squared error of a record, in spreads of records
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,18 +50,23 @@ class SmoothProblem:
         return self.span.right[:, -1]
 
     def images(self, t: Tensor) -> Tensor:
-        """k x (w+1): [f(t), 1], or f(t) if the next layer has no bias."""
-        with torch.no_grad():
-            values: Tensor = self.activation(t)
-        ones = torch.ones(len(t), len(self.right) - t.shape[1], dtype=t.dtype)
-        return torch.cat([values, ones], dim=1)
+        return images_of(self.activation, t, len(self.right))
 
-    def slopes(self, t: Tensor) -> Tensor:
-        """k x w: f'(t)."""
-        with torch.enable_grad():
-            point = t.detach().clone().requires_grad_()
-            (slope,) = torch.autograd.grad(self.activation(point).sum(), point)
-        return slope
+
+def images_of(activation: nn.Module, t: Tensor, columns: int) -> Tensor:
+    """k x (w+1): [f(t), 1], or f(t) if the next layer has no bias, and w columns."""
+    with torch.no_grad():
+        values: Tensor = activation(t)
+    ones = torch.ones(len(t), columns - t.shape[1], dtype=t.dtype)
+    return torch.cat([values, ones], dim=1)
+
+
+def slopes_of(activation: nn.Module, t: Tensor) -> Tensor:
+    """k x w: f'(t)."""
+    with torch.enable_grad():
+        point = t.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(activation(point).sum(), point)
+    return slope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,12 +114,8 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
         problem, starts=search.starts, patience=search.patience, generator=generator
     )
     n = problem.start.shape[1]
-    spread = (found.y - found.y.median(0).values).square().sum(1) if len(found) else found.error
-    sure = found.error < SURE * spread.median() if len(found) > 1 else found.error < math.inf
-    duals = None
-    if len(found) == n:  # M = sum_i a_i x~_i^T, with all points known
-        z = torch.linalg.solve(found.y, torch.diag(problem.span.scale)).T
-        duals = z @ problem.span.left.T
+    sure = found.error < (SURE * spread_of(found.y) if len(found) > 1 else math.inf)
+    duals = duals_of(problem.span, found.y) if len(found) == n else None
     return Recovery(
         inputs=(found.y @ problem.span.right)[:, :-1],
         duals=duals,
@@ -123,6 +125,12 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
         found=series,
         error=found.error,
     )
+
+
+def duals_of(span: Span, y: Tensor) -> Tensor:
+    """n x w, from M = sum_i a_i x~_i^T with all points y (n x n) known."""
+    z: Tensor = torch.linalg.solve(y, torch.diag(span.scale)).T
+    return z @ span.left.T
 
 
 def find_smooth(
@@ -207,9 +215,9 @@ def new_points(problem: SmoothProblem, points: Points, known: Tensor) -> Tensor:
     return torch.tensor(kept, dtype=torch.long)
 
 
-def tangent(problem: SmoothProblem) -> Tensor:
-    """n x (n-1): directions that keep the bias' 1."""
-    full: Tensor = torch.linalg.qr(problem.last[:, None], mode="complete")[0]
+def tangent(last: Tensor) -> Tensor:
+    """n x (n-1): directions that keep y . last, the bias' 1."""
+    full: Tensor = torch.linalg.qr(last[:, None], mode="complete")[0]
     return full[:, 1:]
 
 
@@ -220,7 +228,7 @@ def linearise(
     t = y @ problem.start.T
     rest = problem.images(t) @ penalty.T
     frame = problem.start @ moves
-    slopes = problem.slopes(t)
+    slopes = slopes_of(problem.activation, t)
     grams, gradients = [], []
     for slope, row in zip(slopes, rest, strict=True):
         jacobian = penalty[:, : len(frame)] @ (slope[:, None] * frame)
@@ -234,7 +242,7 @@ def descend(
 ) -> Tensor:
     """Levenberg-Marquardt on the cost times prod_k (1 + (|t_k| / |t - t_k|)^2) over `away`."""
     penalty = problem.right / problem.sizes.pow(exponent)[:, None]
-    moves = tangent(problem)
+    moves = tangent(problem.last)
     damping = torch.full((len(y),), 1e-2, dtype=torch.float64)
     value = cost(problem, y, penalty).log() + repulsion(problem, y, away)[0]
     for _ in range(steps):
@@ -281,9 +289,11 @@ def judge(problem: SmoothProblem, y: Tensor) -> Points:
     values = values - values.mean(1, keepdim=True)
     slope = (values * centred).sum(1) / centred.square().sum(1).clamp(min=1e-300)
     bent = (values - slope[:, None] * centred).norm(dim=1)
-    gram, _, here = linearise(problem, y, penalty, tangent(problem))
+    gram, gradient, here = linearise(problem, y, penalty, tangent(problem.last))
     freedom = max(1, len(problem.right) - y.shape[1])
     inverse = torch.cholesky_inverse(damped_cholesky(gram, 1e-14))
-    error = LARGER * inverse.diagonal(dim1=1, dim2=2).sum(1) * here / freedom
+    scatter = inverse.diagonal(dim1=1, dim2=2).sum(1) * here / freedom
+    short = (inverse @ gradient[:, :, None]).square().sum((1, 2))  # where a descent was cut short
+    error = LARGER * (scatter + short)
     outside = torch.nan_to_num(rest / bent.clamp(min=1e-300), nan=math.inf)
     return Points(y=y, outside=outside, error=torch.nan_to_num(error, nan=math.inf))

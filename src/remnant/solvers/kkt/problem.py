@@ -18,10 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input
 
 from remnant.solvers.kkt.network import Layer
@@ -98,6 +100,11 @@ class Problem:
     def inputs(self, s: Tensor) -> Tensor:
         """Coordinates ... x r -> inputs ... x d."""
         return s if self.basis is None else s @ self.basis.T
+
+    def coordinates_of(self, inputs: Tensor) -> Tensor:
+        """Inputs ... x d -> coordinates ... x r, in the working precision."""
+        held = inputs.to(self.columns.dtype)
+        return held if self.basis is None else held @ self.basis
 
 
 def pose(
@@ -271,17 +278,39 @@ def _first_misfit(term: Term, s: Tensor, d: Tensor, weights: Tensor) -> Tensor:
     return total / (unit * term.norm)
 
 
+class _GramProduct(torch.autograd.Function):
+    """Autograd takes six products of this size, two of them twice: Gram matrices are symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, d: Tensor, h: Tensor) -> Tensor:
+        dd, hh = d @ d.transpose(1, 2), h @ h.transpose(1, 2)
+        ctx.save_for_backward(d, h, dd, hh)
+        return (dd * hh).sum((1, 2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor]:
+        d, h, dd, hh = ctx.saved_tensors
+        twice = 2 * above[0][:, None, None]
+        return (twice * hh) @ d, (twice * dd) @ h
+
+
+def gram_product(d: Tensor, h: Tensor) -> Tensor:
+    """k: |sum_i d_i h_i^T|^2 from k x m x o and k x m x i."""
+    product: Tensor = _GramProduct.apply(d, h)  # type: ignore[no-untyped-call]
+    return product
+
+
 def _dense_misfit(term: Term, h: Tensor, d: Tensor, z: Tensor) -> Tensor:
     m, o, i = d.shape[1], d.shape[2], h.shape[2]
     if term.right is None and o * i <= m * (o + i):  # the sum itself is smaller than Gram matrices
         plain = (term.left - d.transpose(1, 2) @ h).square().sum((1, 2))
     else:
-        grams = (d @ d.transpose(1, 2)) * (h @ h.transpose(1, 2))
         linear = z if term.bias is None else z - term.bias
         held = term.norm - (
             0.0 if term.bias_target is None else float(term.bias_target.square().sum())
         )
-        plain = grams.sum((1, 2)) - 2 * (d * linear).sum((1, 2)) + held
+        plain = gram_product(d, h) - 2 * (d * linear).sum((1, 2)) + held
     return (plain + _bias_misfit(term, d)) / term.norm
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.kkt.duals import Duals
-from remnant.solvers.kkt.optimisers import Moment, Search, by_adam, by_lbfgs, by_stages
+from remnant.solvers.kkt.normal import best_duals
+from remnant.solvers.kkt.optimisers import Moment, Search, by_adam, by_lbfgs, by_stages, moment
 from remnant.solvers.kkt.problem import (
     Problem,
     box_misfit,
@@ -30,6 +30,7 @@ class Found:
     """k starts of m candidates: coordinates k x m x r, inputs k x m x d, duals, signed, k x m.
 
     misfit: k x layers at the end. range_misfit: k x m. outputs: k x m x c. trace: total by step.
+    weight: k x m, the length of what each candidate adds to the first dense layer.
     """
 
     coordinates: Tensor
@@ -38,6 +39,7 @@ class Found:
     outputs: Tensor
     misfit: Tensor
     range_misfit: Tensor
+    weight: Tensor
     trace: list[float]
 
 
@@ -49,8 +51,12 @@ def descend(
     starts: int,
     generator: torch.Generator,
     begin: Tensor | None = None,
+    solved: bool = False,
 ) -> Found:
-    """From `starts` random sets of candidates, or from coordinates `begin`, k x m x r."""
+    """From `starts` random sets of candidates, or from coordinates `begin`, k x m x r.
+
+    solved: duals begin at the best for those candidates, by non-negative least squares.
+    """
     m, dtype = len(duals.labels), problem.columns.dtype
     if begin is None:
         shape = (starts, m, problem.coordinates)
@@ -65,6 +71,9 @@ def descend(
     def spreads(s: Tensor) -> list[float]:
         with torch.no_grad():
             return forward(problem, s).spreads()
+
+    if solved:
+        raw = best_duals(problem, duals, s, raw, moment(search, 0.0, spreads(s)))
 
     def solve_duals(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
         return best_duals(problem, duals, s, raw, at)
@@ -87,42 +96,6 @@ def descend(
     return _found(problem, duals, search, s, raw, trace)
 
 
-def best_duals(problem: Problem, duals: Duals, s: Tensor, raw: Tensor, at: Moment) -> Tensor:
-    """Raw duals at which the misfit is least for these candidates: non-negative least squares."""
-    with torch.no_grad():
-        seen = forward(problem, s)
-        arrived = signals(
-            problem, seen, duals.directions(raw, seen.outputs[-1]), at.sharpness, at.spreads
-        )
-        zero = torch.zeros(s.shape[:2], dtype=s.dtype)
-
-    def misfit(dual: Tensor) -> Tensor:
-        return misfits(problem, seen, arrived, dual, at.whiten).sum()
-
-    start = zero.clone().requires_grad_()
-    slope = -torch.autograd.grad(misfit(start), start)[0].double()
-    grams = torch.autograd.functional.hessian(misfit, zero, vectorize=True).double()
-    solved = []
-    for k in range(len(s)):
-        gram = grams[k, :, k]
-        eye = torch.eye(len(gram), dtype=torch.float64)
-        factor = torch.linalg.cholesky(gram + 1e-6 * gram.diagonal().mean() * eye)
-        right = torch.linalg.solve_triangular(factor, slope[k][:, None], upper=False)[:, 0]
-        if duals.objective == "free":
-            solved.append(torch.linalg.solve_triangular(factor.T, right[:, None], upper=True)[:, 0])
-        else:
-            solved.append(torch.from_numpy(nnls(factor.T.numpy(), right.numpy())[0]))
-    values = torch.stack(solved)
-    if duals.objective == "free":
-        return values.to(s) if duals.outputs == 1 else raw * _ratio(values, raw)
-    return duals.raw(values).to(s)
-
-
-def _ratio(values: Tensor, raw: Tensor) -> Tensor:
-    length: Tensor = raw.norm(dim=2, keepdim=True).clamp(min=1e-12)
-    return values.to(raw)[..., None] / length
-
-
 def _found(
     problem: Problem, duals: Duals, search: Search, s: Tensor, raw: Tensor, trace: list[float]
 ) -> Found:
@@ -131,6 +104,7 @@ def _found(
         values = duals.values(raw)
         direction = duals.directions(raw, seen.outputs[-1])
         arrived = signals(problem, seen, direction, search.sharpness[1], seen.spreads())
+        d, h = (x[problem.first_dense].reshape(*s.shape[:2], -1) for x in (arrived, seen.inputs))
         return Found(
             coordinates=s,
             inputs=problem.inputs(s),
@@ -138,6 +112,7 @@ def _found(
             outputs=seen.outputs[-1].view(*s.shape[:2], -1),
             misfit=misfits(problem, seen, arrived, values, 0.0),
             range_misfit=range_misfit(problem, arrived, values),
+            weight=values.abs() * d.norm(dim=2) * h.norm(dim=2),
             trace=trace,
         )
 

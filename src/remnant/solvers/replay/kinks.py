@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remnant.training.fleet import SharedRun
 from remnant.training.stacked import stacked_forward
+
+SELU_SCALE, SELU_LOW = 1.0507009873554805, 1.6732632423543772
 
 
 class _Step(torch.autograd.Function):
@@ -74,12 +77,28 @@ class Kinked(nn.Module):
         return bent if not self.low else self.low * x + (1 - self.low) * bent
 
 
-def kinked(module: nn.Module, alpha: float) -> Kinked | None:
+class KinkedSELU(nn.Module):
+    """SELU, whose slope falls from 1.76 to 1.05 at 0: ELU, which has no kink, less some ReLU."""
+
+    elementwise = True
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.bent = Kinked(alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bent: Tensor = self.bent(x)
+        return SELU_SCALE * (SELU_LOW * F.elu(x) - (SELU_LOW - 1) * bent)
+
+
+def kinked(module: nn.Module, alpha: float) -> nn.Module | None:
     """The module with a second derivative; None if it has no kink that is known of."""
     if isinstance(module, nn.ReLU):
         return Kinked(alpha)
     if isinstance(module, nn.LeakyReLU):
         return Kinked(alpha, low=module.negative_slope)
+    if isinstance(module, nn.SELU):
+        return KinkedSELU(alpha)
     at = getattr(module, "kink", None)  # max(at, x)
     return None if at is None else Kinked(alpha, at=float(at))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,18 @@ class Minimum:
     values: Tensor
     evaluations: int
     trace: tuple[Tensor, ...]
+
+
+def joined(parts: Sequence[Minimum]) -> Minimum:
+    """The rows of all; a part that ended early stays where it was."""
+    most = max(part.evaluations for part in parts)
+    traces = [[*part.trace, *[part.trace[-1]] * (most - part.evaluations)] for part in parts]
+    return Minimum(
+        points=torch.cat([part.points for part in parts]),
+        values=torch.cat([part.values for part in parts]),
+        evaluations=most,
+        trace=tuple(torch.cat(values) for values in zip(*traces, strict=True)),
+    )
 
 
 def minimise(

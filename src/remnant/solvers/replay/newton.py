@@ -40,27 +40,34 @@ def gauss_newton(
     """One full step for each of `bends` (see `kinks`; 0 = the plain derivative), from `starts`.
 
     seen: K x q. inner: steps of conjugate gradients for each. Of all points the one with the least
-    sum of absolute misfits is kept, since a step need not come closer.
+    sum of absolute misfits is kept, since a step need not come closer. Rows that end at rounding
+    are left alone.
     """
     n, point = float(run.records), chart.place(starts)
-    best, least = point, torch.full_like(point[:, 0], torch.inf)
-    values, trace = least, []
+    best, least = point.clone(), torch.full_like(point[:, 0], torch.inf)
+    values, left, trace = least.clone(), torch.arange(len(starts)), []
+    rounding = (1e3 * torch.finfo(starts.dtype).eps) ** 2
     with task("gauss-newton", len(bends) + 1) as tick:
         for bend in (*bends, None):
-            records = chart.records(point, starts)
-            path = states(run, records, labels)
-            gap = n * (seen - observe(path[-1][: len(run.start)]))
+            mine = chart.rows(left)
+            records = mine.records(point[left], starts[left])
+            path = states(run, records, labels[left])
+            gap = n * (seen[left] - observe(path[-1][: len(run.start)]))
             value, size = gap.square().sum(1), gap.abs().sum(1)
-            better = size < least
-            best = torch.where(better[:, None], point, best)
-            least, values = torch.where(better, size, least), torch.where(better, value, values)
-            trace.append(values)
+            closer = size < least[left]
+            better = left[closer]
+            best[better], least[better] = point[better], size[closer]
+            values[better] = value[closer]
+            trace.append(values.clone())
             tick(note=f"misfit {float(values.median()):.1e}")
-            if bend is not None:
-                point = point + step(
-                    with_kinks(run, bend) if bend else run,
-                    path, records, labels, gap / n, observe, chart, inner,
-                )  # fmt: skip
+            far = values[left] > rounding * trace[0][left]
+            if bend is None or not bool(far.any()):
+                break
+            point[left] += step(
+                with_kinks(run, bend) if bend else run,
+                path, records, labels[left], gap / n, observe, mine, inner,
+            )  # fmt: skip
+            left = left[far]
     return Minimum(points=best, values=values, evaluations=len(trace), trace=tuple(trace))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,11 +12,13 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.replay.chart import Chart, chart_of
+from remnant.solvers.replay.columns import Box, Rounds, columns
 from remnant.solvers.replay.depend import MOVE, idle_records
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import Minimum, minimise
+from remnant.solvers.replay.lbfgs import Minimum, joined, minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.outside import first_weight
 from remnant.solvers.replay.unroll import end_of_run, misfit
 from remnant.training.fleet import SharedRun, slots
 from remnant.training.recipes import Adam
@@ -82,12 +84,14 @@ def replay(
     labels: Tensor | None = None,
     observation: Observation | None = None,
     settings: ReplaySettings | None = None,
+    box: Box | None = None,
 ) -> Replayed:
     """Solve K runs at once.
 
     released: K x shape each. labels: K x m, or None for one unknown record of unknown class.
     starts: with labels K x m x shape, without them classes x shape, where to start for each class.
-    All in the model's scale.
+    box: least and greatest value of each entry (shape each), for Adam; None = those of all known
+    entries. All in the model's scale.
     """
     settings, observation = settings or ReplaySettings(), observation or Observation()
     problem = Problem(
@@ -96,6 +100,9 @@ def replay(
         settings=settings,
         seen=observation.seen(run, released),
         chart=chart_of(run, released) if settings.algebra and observation.whole else Chart(),
+        box=None
+        if box is None
+        else (box[0].flatten().to(run.inputs), box[1].flatten().to(run.inputs)),
     )
     if labels is None:
         if run.extra != 1:
@@ -118,9 +125,16 @@ class Problem:
     settings: ReplaySettings
     seen: Tensor
     chart: Chart
+    box: Box | None = None
 
     def rows(self, index: Tensor) -> Problem:
         return replace(self, seen=self.seen[index], chart=self.chart.rows(index))
+
+    @property
+    def columnar(self) -> bool:
+        """Whether one record is unknown and all weights that read its entries are seen."""
+        told = self.settings.algebra and self.observation.whole and self.run.extra == 1
+        return told and first_weight(self.run) is not None
 
     @property
     def jumps(self) -> bool:
@@ -139,6 +153,10 @@ class Problem:
         return float(self.settings.tolerance**power)
 
 
+Solver = Callable[[Problem, Tensor, Tensor, int], Minimum]
+"""(problem, starts, labels, evaluations) -> points in the problem's chart."""
+
+
 def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor | None) -> Replayed:
     """Gauss-Newton steps where the run jumps, then evaluations for the rows not matched by them.
 
@@ -147,8 +165,7 @@ def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor |
     points, left = starts.clone(), torch.arange(len(starts))
     residual = torch.full((len(starts),), torch.inf, dtype=starts.dtype)
     trace: list[float] = []
-    jumping = (newton, partial(solve, bend=BEND), solve)
-    for solver in jumping if problem.jumps else (solve,):
+    for solver in solvers_for(problem):
         mine = problem.rows(left)
         found = solver(mine, points[left], labels[left], problem.settings.evaluations)
         if before is None:
@@ -173,6 +190,20 @@ def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor |
         evaluations=len(trace),
         trace=tuple(trace),
     )
+
+
+def solvers_for(problem: Problem) -> tuple[Solver, ...]:
+    """In turn, for the rows that those before have not matched."""
+    kinks = has_kinks(problem.run)
+    if problem.columnar and (kinks or isinstance(problem.run.recipe, Adam)):
+        first = partial(by_columns, how=Rounds(bright=8 * kinks, robust=kinks))
+        if not kinks:
+            return first, partial(by_columns, how=Rounds(bright=8)), solve
+        near = partial(by_columns, how=Rounds(grids=0, plain=12, robust=True))
+        if not problem.jumps:
+            return first, near, solve
+        return first, partial(newton, steps=slice(3, None, 2)), near, newton, near, solve
+    return (newton, partial(solve, bend=BEND), solve) if problem.jumps else (solve,)
 
 
 def held(
@@ -209,10 +240,10 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
 
 
 def newton(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, steps: int | None = None
+    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, steps: slice = slice(None)
 ) -> Minimum:
-    """Gauss-Newton steps for runs that jump (None = all); as many rows at once as fit the memory.
-    They cost what they cost, whatever the evaluations."""
+    """Gauss-Newton steps for runs that jump; as many rows at once as fit the memory. They cost
+    what they cost, whatever the evaluations."""
     run, settings = problem.run, problem.settings
     state = sum(w.numel() for w in run.start) * (1 + slots(run.recipe))
     chunk = settings.memory // (state * (1 + len(run.rows)) * starts.element_size())
@@ -220,16 +251,36 @@ def newton(
         gauss_newton(
             run, starts[rows], labels[rows], problem.seen[rows],
             observe=problem.observation.of(run), chart=problem.chart.rows(rows),
-            bends=settings.bends[:steps], inner=settings.inner,
+            bends=settings.bends[steps], inner=settings.inner,
         )
         for rows in torch.arange(len(starts)).split(max(1, chunk))
     ]  # fmt: skip
-    return Minimum(
-        points=torch.cat([part.points for part in parts]),
-        values=torch.cat([part.values for part in parts]),
-        evaluations=parts[0].evaluations,
-        trace=tuple(torch.cat(t) for t in zip(*(part.trace for part in parts), strict=True)),
-    )
+    return joined(parts)
+
+
+def by_columns(
+    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, how: Rounds
+) -> Minimum:
+    """Rounds of `columns`, as many rows at once as fit the memory."""
+    run, chart, first = problem.run, problem.chart, first_weight(problem.run)
+    assert first is not None
+    still = torch.zeros_like(starts.flatten(1)) if chart.scale is None else chart.scale == 0
+    kept = 4 * len(run.rows) * run.start[first].numel() * starts.element_size()
+    parts = [
+        columns(
+            run, starts[rows], labels[rows], problem.seen[rows], first=first, how=how,
+            observe=problem.observation.of(run), rounds=evaluations, still=still[rows].bool(),
+            box=problem.box or known_box(run),
+        )
+        for rows in torch.arange(len(starts)).split(max(1, problem.settings.memory // kept))
+    ]  # fmt: skip
+    return joined([replace(part, points=chart.place(part.points)) for part in parts])
+
+
+def known_box(run: SharedRun) -> Box:
+    """The least and the greatest of all known entries, for every entry."""
+    like = torch.ones_like(run.inputs[0].flatten())
+    return run.inputs.min() * like, run.inputs.max() * like
 
 
 def solve(
@@ -272,18 +323,24 @@ def likely_labels(
     """For each target where its best class's short run ended, that class (K x 1) and the misfit
     that it began with (K).
 
-    One run per class ranks them, mostly by the later layers; those that lead are followed up.
+    One run per class ranks them, mostly by the later layers (for Adam by absolute values over
+    all: few weights move by whole steps whatever the label); those that lead are followed up.
     """
     run, settings = problem.run, problem.settings
     ends = end_of_run(run, starts[:, None], torch.arange(len(starts))[:, None])
-    ranking = problem.observation.without_first_weight(run)
-    gaps = torch.cdist(ranking.seen(run, released).double(), ranking.of(run)(ends).double())
+    adam, ranking = isinstance(run.recipe, Adam), problem.observation
+    if not adam:
+        ranking = ranking.without_first_weight(run)
+    seen, there = ranking.seen(run, released).double(), ranking.of(run)(ends).double()
+    gaps = torch.cdist(seen, there, p=1.0 if adam else 2.0)
     tried = gaps.topk(min(settings.labels_tried, len(starts)), largest=False)
     targets, places = (tried.values <= settings.doubt * tried.values[:, :1]).nonzero(as_tuple=True)
     labels = tried.indices[targets, places][:, None]
     points = starts[labels[:, 0]][:, None]
     many = problem.rows(targets)
-    short = partial(newton, steps=2) if problem.jumps else solve
+    short = solvers_for(problem)[0]
+    if short is newton:
+        short = partial(newton, steps=slice(2))
     found = short(many, points, labels, settings.label_evaluations)
     best = torch.stack(
         [mine[found.values[mine].argmin()] for mine in torch.split(
