@@ -29,13 +29,14 @@ from remnant.data import load, split
 from remnant.experiments.kkt_studies import Victim, above, make_victim
 from remnant.models import build
 from remnant.seeds import generator_for
+from remnant.solvers.consensus import pool
 from remnant.solvers.kkt.network import read_network
 from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.search import descend
 from remnant.store import hash_tensors, open_run
 from remnant.sweep.executors import map_tasks, run_tasks
 from remnant.sweep.fleets import spread_fleet, train_part
-from remnant.sweep.search import Search, agreed_on, run_trial, search, search_spec
+from remnant.sweep.search import SAME, Search, run_trial, search, search_spec
 from remnant.training import SGD, GradientDescent, Recipe, train
 from remnant.training.shadows import Fleet
 from remnant.types import Examples, Knowledge, Scaling, Target
@@ -262,7 +263,7 @@ def compare_search(args: argparse.Namespace) -> None:
             kkt = KKT(steps=args.steps, starts=starts)
             names = ["attack", *(f"attack {i}" for i in range(1, runs))]
             each = [kkt(victim.target, generator=generator_for(seed, name)) for name in names]
-            own = each[0] if runs == 1 else agreed_on(each, each[0], victim.target.scaling)
+            own = each[0] if runs == 1 else pool(each, victim.target.scaling, alike=SAME)
             seconds = time.process_time() - begun
             print(f"seed {seed} own settings, {runs} of {starts} starts: "
                   f"{counts(victim, own.inputs)} in {seconds:.0f} s", flush=True)  # fmt: skip

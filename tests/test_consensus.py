@@ -137,3 +137,21 @@ def test_a_doubtful_run_makes_the_pool_doubtful():
     assert pool([empty, *runs]).figures["runs"] == 4
     with pytest.raises(InputError, match="a run with candidates"):
         pool([empty])
+
+
+def test_the_chosen_run_speaks_for_all_that_are_pooled():
+    truth, starts = noisy_starts(0.0)
+    runs = [run_of(start, status=Status.INCONCLUSIVE) for start in starts]
+    runs[3] = run_of(torch.cat([starts[3][:4], truth[:2]]))  # not as many
+    found = pool(runs, alike=0.9, chosen=runs[3])
+    assert found.status is Status.PARTIAL
+    nearest = torch.cdist(found.inputs[:5], truth).min(0).values
+    assert float(nearest.max()) < 1e-4
+    assert found.figures["agreed"] == 5
+    doubted = pool(runs, chosen=run_of(truth, status=Status.INCONCLUSIVE, reason="why"))
+    assert doubted.status is Status.INCONCLUSIVE
+    assert doubted.reason.endswith("of 4 runs; why")
+    noise = [
+        run_of(start) for start in torch.randn(4, 3, 60, generator=torch.Generator().manual_seed(1))
+    ]
+    assert pool(noise).status is Status.INCONCLUSIVE  # nothing came back twice

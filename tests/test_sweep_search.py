@@ -26,7 +26,6 @@ from remnant.sweep.executors import Outcome
 from remnant.sweep.search import (
     OWN,
     Search,
-    agreed_on,
     consensus,
     judge,
     residual,
@@ -37,7 +36,7 @@ from remnant.sweep.search import (
 from remnant.sweep.spaces import ATTACKS, PAPERS, attack_with, fields_of, read_space
 from remnant.sweep.trials import JOURNAL, open_study, storage_in
 from remnant.training import GradientDescent, train
-from remnant.types import Candidates, Knowledge, Scaling, Status, Target
+from remnant.types import Knowledge, Scaling, Target
 from sweep_clusters import ENVIRONMENT, TESTS, dask_cluster, end
 from sweep_search_case import HOW, after, run_search
 from sweep_tasks import wait_for
@@ -255,40 +254,6 @@ def test_consensus_counts_what_runs_agree_on_once():
     assert math.isclose(consensus(same), 1 / 3)  # one picture, thrice
     half = outcome(pictures, torch.tensor([0.1, 1.0, 0.5]), counted=2)
     assert math.isclose(consensus([half]), 0.75)
-
-
-def candidates(inputs, status=Status.PARTIAL):
-    return Candidates(
-        inputs=inputs,
-        confidence=torch.zeros(len(inputs)),
-        labels=torch.arange(len(inputs)),
-        status=status,
-        reason="why",
-        figures={"counted": 3},
-    )
-
-
-def test_what_trials_agree_on_comes_first_and_keeps_the_doubts_of_the_best():
-    generator = torch.Generator().manual_seed(0)
-    true = torch.randn(3, 1, 4, 5, generator=generator)
-    noise = [torch.randn(2, 1, 4, 5, generator=generator) for _ in range(4)]
-    runs = [candidates(torch.cat([wrong, true.roll(i, 0)])) for i, wrong in enumerate(noise)]
-    runs[3] = candidates(torch.cat([noise[3], true[:2]]))  # not as many
-    found = agreed_on(runs, runs[0], Scaling(mean=torch.full((1, 4, 5), 7.0)))
-    assert found.inputs.shape == (5, 1, 4, 5)
-    nearest = torch.cdist(found.inputs[:3].flatten(1), true.flatten(1)).min(0).values
-    assert float(nearest.max()) < 1e-5
-    assert found.figures["found_by"] == [4, 4, 3, 1, 1]
-    assert found.figures["agreed"] == found.figures["counted"] == 3
-    assert found.confidence[:2].tolist() == pytest.approx([1, 1])
-    assert float(found.confidence[3]) < 0.2
-    assert found.status is Status.PARTIAL
-    assert "3 candidates came back alike from at least 3 of 4 trials" in found.reason
-    doubted = agreed_on(runs, candidates(true, Status.INCONCLUSIVE), Scaling())
-    assert doubted.status is Status.INCONCLUSIVE
-    assert doubted.reason.endswith("why")
-    alone = agreed_on([candidates(wrong) for wrong in noise], runs[0], Scaling())
-    assert alone.status is Status.INCONCLUSIVE  # nothing came back twice
 
 
 def test_values_are_what_the_adversary_sees():

@@ -141,22 +141,30 @@ def judged_by(groups: Clusters, independent: Tensor, alike: float = ALIKE) -> Cl
     return _ordered(replace(groups, agreement=agreement, starts=(best >= alike).sum(1)))
 
 
-def pool(runs: Sequence[Candidates], scaling: Scaling | None = None) -> Candidates:
+def pool(
+    runs: Sequence[Candidates],
+    scaling: Scaling | None = None,
+    *,
+    alike: float = ALIKE,
+    chosen: Candidates | None = None,
+) -> Candidates:
     """What independent runs, with the same settings or others, return between them, as one list.
 
-    As many candidates as the largest run has; inconclusive where a run is. scaling: of the
-    model, whose mean picture is in every candidate and would make all alike.
+    As many candidates as the largest run has; inconclusive where a run is, or `chosen`, if it
+    speaks for all. scaling: of the model, whose mean picture is in every candidate and would make
+    all alike.
     """
     runs = [run for run in runs if len(run)]
     if not runs:
         raise InputError(expected("pool", "a run with candidates", "none"))
     scaling = scaling or Scaling()
-    groups = pooled([scaling.to_model(run.inputs).flatten(1) for run in runs])
+    groups = pooled([scaling.to_model(run.inputs).flatten(1) for run in runs], alike)
     m, shape = max(len(run) for run in runs), runs[0].inputs.shape[1:]
     labels = [run.labels for run in runs if run.labels is not None]
     least = math.ceil(AGREED * len(runs))
     agreed = int((groups.starts[:m] >= least).sum()) if len(runs) > 1 else 0
-    doubts = [run.reason for run in runs if run.status not in (Status.COMPLETE, Status.PARTIAL)]
+    sure, judges = (Status.COMPLETE, Status.PARTIAL), runs if chosen is None else [chosen]
+    doubts = [run.reason for run in judges if run.status not in sure]
     words = f"{agreed} candidates came back alike from at least {least} of {len(runs)} runs"
     return Candidates(
         inputs=scaling.to_data(groups.centres[:m].view(-1, *shape)).float(),

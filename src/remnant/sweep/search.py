@@ -24,7 +24,7 @@ import torch
 from remnant.errors import InputError, StoreError, expected
 from remnant.progress import task
 from remnant.seeds import generator_for
-from remnant.solvers.consensus import AGREED, cluster, pooled
+from remnant.solvers.consensus import cluster, pool
 from remnant.store import Run, spec_hash
 from remnant.sweep.executors import Outcome, map_tasks
 from remnant.sweep.spaces import Space, attack_with, check_fields, read_space
@@ -293,7 +293,7 @@ def _conclude(
     pooling = [] if how.answer == "best" or answer.figures.get("certified") else list(mine)
     if len(pooling) > 1:
         runs = [_candidates(one) for number in pooling for one in whole[number]]
-        answer = agreed_on(runs, answer, scaling)
+        answer = pool(runs, scaling, alike=SAME, chosen=answer)
     disclosed = {
         "attack": how.attack,
         "objective": how.objective,
@@ -313,33 +313,6 @@ def _conclude(
         "rows": rows,
     }
     return Searched(best=answer, disclosed=disclosed, seconds=seconds)
-
-
-def agreed_on(runs: Sequence[Candidates], chosen: Candidates, scaling: Scaling) -> Candidates:
-    """What trials return between them, those of most first; as many as the largest has.
-
-    Wrong candidates are wrong in another way with other settings. chosen: of the best trial, whose
-    doubts stay. scaling: candidates are compared without the mean picture that is in all of them.
-    """
-    groups = pooled([scaling.to_model(run.inputs).flatten(1) for run in runs], SAME)
-    m, least = max(map(len, runs)), math.ceil(AGREED * len(runs))
-    starts, labels = groups.starts[:m], [run.labels for run in runs if run.labels is not None]
-    agreed = int((starts >= least).sum())
-    words = f"{agreed} candidates came back alike from at least {least} of {len(runs)} trials"
-    centres = groups.centres[:m].reshape(-1, *chosen.inputs.shape[1:])
-    return Candidates(
-        inputs=scaling.to_data(centres).float(),
-        confidence=groups.agreement[:m].float(),
-        labels=torch.cat(labels)[groups.seed[:m]] if len(labels) == len(runs) else None,
-        status=chosen.status if agreed else Status.INCONCLUSIVE,
-        reason=f"{words}; of the best trial: {chosen.reason}",
-        figures={
-            "counted": chosen.figures.get("counted"),
-            "trials": len(runs),
-            "agreed": agreed,
-            "found_by": starts.tolist(),
-        },
-    )
 
 
 def _candidates(outcome: Outcome) -> Candidates:
