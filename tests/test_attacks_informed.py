@@ -11,7 +11,7 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.reconstructor.reconn import RecoNN
-from remnant.solvers.replay.solve import ReplaySettings
+from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
 

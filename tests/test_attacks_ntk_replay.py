@@ -9,7 +9,7 @@ from remnant.attacks import NTK
 from remnant.attacks.ntk_replay import label_counts, replay_records, why_no_replay
 from remnant.data import load
 from remnant.models import build
-from remnant.solvers.replay.solve import ReplaySettings
+from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import SGD, Adam, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
 

@@ -11,8 +11,9 @@ from remnant.checkpoints import Keeper, checkpoint, keeping, pack, unpack
 from remnant.data import load
 from remnant.models import build
 from remnant.progress import listening
-from remnant.solvers.replay.solve import ReplaySettings, class_starts, replay
+from remnant.solvers.replay.solve import class_starts, replay
 from remnant.solvers.replay.unroll import end_of_run
+from remnant.solvers.replay.ways import ReplaySettings
 from remnant.store import keeping_states, load_state, open_run, save_state
 from remnant.training import DecayTime, GradientDescent, train
 from remnant.training.fleet import share

@@ -56,8 +56,18 @@ def test_without_them_the_reason_asks_for_more(folder, capsys):
     assert "give --records" in finding["reason"]
 
 
-def test_labels_that_are_no_classes_are_one_line(folder, capsys):
-    assert run(folder[0], "--labels", "1.5,2") == 2
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--labels", "1.5,2"), "--labels: expected classes such as 3,1"),
+        (("--labels", "3,44"), "--labels: expected classes 0 to 9, got 3,44"),
+        (("--loss", "foo"), "loss: expected "),
+        (("--recipe", "recipe.json", "--loss", "mse"), "--loss: expected ce, as in --recipe"),
+    ],
+)
+def test_what_contradicts_the_model_or_the_recipe_is_one_line(folder, capsys, flags, says):
+    given = [str(folder[0] / flag) if flag.endswith(".json") else flag for flag in flags]
+    assert run(folder[0], *given) == 2
     err = capsys.readouterr().err
-    assert "--labels: expected classes such as 3,1" in err
+    assert says in err
     assert err.count("\n") == 1

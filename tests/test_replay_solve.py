@@ -22,14 +22,9 @@ from remnant.solvers.replay.lbfgs import minimise
 from remnant.solvers.replay.newton import gauss_newton, least_squares
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import frames
-from remnant.solvers.replay.solve import (
-    ReplaySettings,
-    class_starts,
-    known_box,
-    replay,
-    replay_update,
-)
+from remnant.solvers.replay.solve import class_starts, replay, replay_update
 from remnant.solvers.replay.unroll import end_of_run, misfit, pull_back, push_forward, states
+from remnant.solvers.replay.ways import ReplaySettings, known_box
 from remnant.training import SGD, Adam, GradientDescent
 from remnant.training.fleet import share
 from remnant.types import Scaling

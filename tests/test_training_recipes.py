@@ -65,7 +65,13 @@ def test_recipes_cannot_be_changed():
         (lambda: recipe_from({"name": "lbfgs"}), "recipe: name: expected one of gradient-descent"),
         (
             lambda: recipe_from({"name": "sgd", "rate": 1}),
-            "recipe sgd: fields: expected some of lr",
+            "recipe sgd: fields: expected lr, epochs, batch_size, and some of .*, got 'rate'",
+        ),
+        (lambda: recipe_from({"name": ["sgd"]}), "recipe: name: expected one of gradient-descent"),
+        (lambda: recipe_from({"name": "sgd", "lr": 1}), "expected lr, epochs, .*, got only lr"),
+        (
+            lambda: recipe_from({"name": "gradient-descent", "lr": "x", "steps": 2}),
+            "recipe gradient-descent: expected numbers as values",
         ),
     ],
 )

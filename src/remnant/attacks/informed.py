@@ -14,13 +14,8 @@ from remnant.errors import InputError, expected
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
 from remnant.solvers.replay.observe import Observation, stacked
-from remnant.solvers.replay.solve import (
-    Replayed,
-    ReplaySettings,
-    class_starts,
-    replay,
-    replay_update,
-)
+from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
+from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, share
 from remnant.training.recipes import Adam, GradientDescent
 from remnant.training.shadows import Fleet, trained

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.ntk_rerun import polished
@@ -181,6 +182,13 @@ def why_inexact(recovery: Recovery) -> str:
     return "exact ones need all others"
 
 
+def said_by(model: nn.Module, inputs: Tensor) -> Tensor | None:
+    """What the final model says of its own records; estimates are too rough to read their duals."""
+    with torch.no_grad():
+        outputs = copy.deepcopy(model).double().eval()(inputs.double())
+    return None if outputs.shape[-1] < 2 else outputs.argmax(-1)
+
+
 def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
     """What the spectrum says, for the finding and for its figure."""
     return {
@@ -212,8 +220,10 @@ def conclude(
     certified = int(passed.sum())
     order = torch.where(passed, recovery.confidence, 0.5 * recovery.confidence)
     order = order.argsort(descending=True, stable=True)
-    labels = None
-    if len(data) and recovery.duals is not None:
+    labels = recovery.labels
+    if labels is None and len(data) and recovery.certificate is None:
+        labels = said_by(target.model, model_inputs)
+    elif labels is None and len(data) and recovery.duals is not None:
         labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
     basics = seen(spectrum, count)
     figures = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from remnant.attacks.informed import Informed, batched
 from remnant.errors import InputError
-from remnant.solvers.replay.solve import ReplaySettings
+from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training.fleet import FixedStep, check_recipe, rows_of
 from remnant.training.recipes import Adam
 from remnant.types import Candidates, Target

@@ -16,10 +16,10 @@ from remnant.solvers.difference.smooth import SURE, duals_of
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, leaves
 from remnant.solvers.spans import Span
-from remnant.training.recipes import GradientDescent
+from remnant.training.recipes import SGD, GradientDescent
 from remnant.types import Evidence, Target
 
-LOSSES = ("ce", "mse"), ("bce", "mse")  # that are tried where it is not told: classes, one output
+SINGLE, CLASSES = ("bce", "mse"), ("ce", "mse")  # losses that are tried where it is not told
 
 
 def polished(
@@ -30,15 +30,17 @@ def polished(
     tail = tail_after(target.model, pair)
     if recovery.duals is None or recovery.error is None or tail is None:
         return recovery
-    if not isinstance(told, GradientDescent | None):  # mini-batches in an unknown order, say
+    if not isinstance(told, GradientDescent | SGD | None):
         return recovery
     y = torch.nn.functional.pad(recovery.inputs, (0, 1), value=1.0) @ span.right.T
     training = training_of(tail, evidence, pair, span, torch.zeros(len(y), dtype=torch.long))
     inputs = recovery.inputs.reshape(-1, *target.input_shape)
     read = read_labels(target.model, evidence, inputs, recovery.duals)
     known = target.knowledge.loss if told is None else told.loss
-    for labels in likely_labels(training, y, read):
-        for loss in LOSSES[read is None] if known is None else (known,):
+    outputs = final_outputs(training, y)
+    losses = SINGLE if outputs.shape[1] == 1 else CLASSES
+    for labels in likely_labels(outputs, read):
+        for loss in losses if known is None else (known,):
             better = polish(
                 pair.activation,
                 replace(training, labels=labels),
@@ -46,21 +48,28 @@ def polished(
                 span.right[:, -1],
                 y,
                 loss=loss,
-                told=told,
+                # The order of mini-batches is not known: small steps are those of a full batch.
+                told=told if isinstance(told, GradientDescent) else None,
             )
             if better is not None and better.error < float(recovery.error.max()):
-                return with_points(recovery, better, span)
+                told_apart = labels if outputs.shape[1] > 1 else None
+                result = replace(with_points(recovery, better, span), labels=told_apart)
+                if int(result.passed.sum()) >= int(recovery.passed.sum()):
+                    return result
     return recovery
 
 
-def likely_labels(training: Training, y: Tensor, read: Tensor | None) -> list[Tensor]:
-    """What the final model says of the records that it was fitted to, and what duals say."""
+def final_outputs(training: Training, y: Tensor) -> Tensor:
     with torch.no_grad():
-        outputs = training.outputs(training.end, y.to(training.end[0]))
-    if outputs.shape[1] == 1 or read is None:
+        return training.outputs(training.end, y.to(training.end[0]))
+
+
+def likely_labels(outputs: Tensor, read: Tensor | None) -> list[Tensor]:
+    """What the final model says of the records that it was fitted to, and what duals say."""
+    if outputs.shape[1] == 1:
         return [(outputs[:, 0] > 0).long()]
     said = outputs.argmax(1)
-    return [said] if torch.equal(said, read) else [said, read]
+    return [said] if read is None or torch.equal(said, read) else [said, read]
 
 
 def with_points(recovery: Recovery, better: Polished, span: Span) -> Recovery:

@@ -236,8 +236,9 @@ def spreading_shadows(run: Run, arguments: argparse.Namespace) -> Iterator[None]
 
     with spreading(arguments.fleets or run.path, place(arguments) or "jobs:1"):
         yield
-    for done in run.path.glob("fleet-*"):
-        shutil.rmtree(done)
+    if arguments.fleets is None:
+        for done in run.path.glob("fleet-*"):
+            shutil.rmtree(done)
 
 
 def write_sheet(run: Run, candidates: Candidates, attack: str) -> None:

@@ -70,6 +70,7 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
             **read_informed(arguments),
         ),
     )
+    check_labels(target.knowledge.labels, model, shape)
     hashes = {
         "weights": hash_tensors(target.weights),
         **hash_model_file(arguments.model),
@@ -98,6 +99,7 @@ def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from remnant.data import load
     from remnant.training import recipe_from
+    from remnant.training.losses import loss_named
 
     told: dict[str, Any] = {}
     if getattr(arguments, "known", None) is not None:
@@ -120,7 +122,28 @@ def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
         if not isinstance(described, dict):
             raise InputError(expected(f"--recipe {path}", "fields of a recipe", described))
         told["recipe"] = recipe_from(described)
+    loss = getattr(arguments, "loss", None)
+    if loss is not None:
+        loss_named(loss)
+        trained = getattr(told.get("recipe"), "loss", loss)
+        if trained != loss:
+            told_twice = f"{trained}, as in --recipe"
+            raise InputError(expected("--loss", told_twice, loss, "leave one out"))
     return told
+
+
+def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Told labels are classes of this model."""
+    import torch
+
+    if labels is None:
+        return
+    first = next(model.parameters())
+    with torch.no_grad():
+        outputs = int(model(first.new_zeros(1, *shape)).shape[-1])
+    if outputs > 1 and int(labels.max()) >= outputs:
+        got = ",".join(str(label) for label in labels.tolist())
+        raise InputError(expected("--labels", f"classes 0 to {outputs - 1}", got))
 
 
 def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:

@@ -16,7 +16,8 @@ from remnant.seeds import generator_for
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
 from remnant.solvers.replay.observe import Observation
-from remnant.solvers.replay.solve import Replayed, ReplaySettings, class_starts, replay
+from remnant.solvers.replay.solve import Replayed, class_starts, replay
+from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import SGD, Adam, GradientDescent
 from remnant.training.fleet import FixedStep, SharedRun, share, train_fleet
 from remnant.types import Examples, Scaling, Weights

@@ -40,7 +40,7 @@ from remnant.training.shadows import Fleet, training_by
 
 FLEET_FILE = "fleet.safetensors"
 LARGEST = 128  # models in a chunk, whatever the memory: workers share a fleet, and a kill costs one
-AGREE = 1e-4  # of the largest weight: chunks of other sizes round otherwise
+AGREE = 1e-4  # of the largest weight: other processors round otherwise
 
 
 def fleet_spec(fleet: Fleet) -> dict[str, Any]:
@@ -82,7 +82,8 @@ def spread_fleet(
     ]
     outcomes = map_tasks(train_part, specs, run=run, on=on, shared=fleet, name="training fleet")
     weights = _joined(outcomes)
-    write_bytes(run, FLEET_FILE, safetensors.torch.save(weights))
+    chunks = {"chunk": str(size), "memory": str(memory)}
+    write_bytes(run, FLEET_FILE, safetensors.torch.save(weights, metadata=chunks))
     finish(run, seeds={"order": fleet.order_seed})
     return weights
 
@@ -108,13 +109,18 @@ def check_fleet(fleet: Fleet, run: Run) -> dict[str, Tensor]:
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != written:
             raise StoreError(expected(f"{path}", "the fleet that was written", "another file", do))
-    weights = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as kept:
+        chunks = {name: int(value) for name, value in kept.metadata().items()}
+        weights = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
     drawn = torch.Generator()
     drawn.seed()  # another model each time: what one look misses the next may see
     one = int(torch.randint(len(fleet), (), generator=drawn))
-    again = fleet.train(slice(one, one + 1))
-    for name, value in again.items():
-        off = float((weights[name][one] - value[0]).abs().max())
+    # With its whole chunk: alone it would round otherwise, which a ReLU that switches makes large.
+    begin = one - one % chunks["chunk"]
+    again = fleet.train(slice(begin, begin + chunks["chunk"]), chunks["memory"])
+    for name, values in again.items():
+        value = values[one - begin]
+        off = float((weights[name][one] - value).abs().max())
         if not off <= AGREE * max(float(value.abs().max()), 1e-12):
             got = f"model {one} off by {off:.1e} in {name}"
             raise StoreError(

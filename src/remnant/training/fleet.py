@@ -314,7 +314,7 @@ def _fused(
 ) -> list[Tensor]:
     assert isinstance(run.recipe, GradientDescent | SGD)
     like = run.inputs.new_zeros(len(stack.weights[-1]))
-    goals = wanted_outputs(run.recipe.loss, torch.cat([run.labels, labels.to(run.labels)]), like)
+    goals = wanted_outputs(run.recipe.loss, torch.cat([run.labels, labels]), like)
     span = span_of(run.inputs, goals[: len(run.inputs)], bias=stack.biases[0] is not None)
     wanted, own = goals[len(run.inputs) :], extra.flatten(1)
     chunk = min(CHUNK, chunk_size(run, min(memory, NEAR), stack))

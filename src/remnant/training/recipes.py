@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from remnant.errors import InputError, expected
@@ -158,13 +158,20 @@ def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
     """The recipe that `describe` described."""
     values = dict(description)
     name = values.pop("name", None)
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise InputError(expected("recipe: name", f"one of {', '.join(RECIPES)}", name))
+    known = {field.name: field.default is MISSING for field in fields(RECIPES[name])}
+    if (odd := set(values) - set(known)) or {key for key in known if known[key]} - set(values):
+        needed = ", ".join(key for key in known if known[key])
+        got = f"{sorted(odd)[0]!r}" if odd else f"only {', '.join(values) or 'none'}"
+        wanted = f"{needed}, and some of {', '.join(known)}"
+        raise InputError(expected(f"recipe {name}: fields", wanted, got))
     try:
         return RECIPES[name](**values)
-    except TypeError as error:
-        known = ", ".join(field.name for field in fields(RECIPES[name]))
-        raise InputError(expected(f"recipe {name}: fields", f"some of {known}", error)) from None
+    except (TypeError, AttributeError):
+        raise InputError(
+            expected(f"recipe {name}", "numbers as values", f"{values}", "see docs/informed.md")
+        ) from None
 
 
 _Rule = tuple[str, Callable[[Any], bool]]

@@ -69,6 +69,7 @@ class Recovery:
     error: Tensor | None = None  # k: the squared error to expect, where not exact
     certificate: Certificate | None = None
     rerun: Fit | None = None  # of the training, from these records, where that was tried
+    labels: Tensor | None = None  # k: those that it was run with
 
     @property
     def rounds(self) -> int:

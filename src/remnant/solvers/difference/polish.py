@@ -86,16 +86,19 @@ def polish(
 
     change: as in `Layers`. last: n, with y . last the bias' 1. told: the recipe, where it is known.
     """
+    free = told is None or told.stop_loss is not None  # then its steps are only the most
     layers = Layers(
         activation=activation,
         training=training,
         change=change,
         moves=tangent(last),
-        free=told is None or told.stop_loss is not None,
+        free=free,
         budget=Budget(),
     )
     with task("running the training again", ROUNDS) as step:
-        firsts = guesses(loss) if told is None else [told]
+        firsts = guesses(loss, told) if told is None or free else [told]
+        if firsts[0].steps > layers.budget.steps:
+            return None
         fits = [fit_recipe(training, y, first, layers.budget) for first in firsts]
         fit = with_strides(layers, y, min(fits, key=lambda fit: fit.gap), COARSE)
         best = Polished(y=y, fit=fit, moved=0.0)

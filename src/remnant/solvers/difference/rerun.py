@@ -106,16 +106,17 @@ def travelled(momentum: float, steps: int) -> float:
     return math.fsum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
 
 
-def guesses(loss: str) -> list[GradientDescent]:
-    """Recipes to begin a fit with where nothing is told."""
+def guesses(loss: str, told: GradientDescent | None = None) -> list[GradientDescent]:
+    """Recipes to begin a fit with where the number of steps is not told."""
     return [
         GradientDescent(
             lr=FIRST_TIME / travelled(momentum, FIRST_STEPS),
             momentum=momentum,
             steps=FIRST_STEPS,
             loss=loss,
+            weight_decay=0.0 if told is None else told.weight_decay,
         )
-        for momentum in FIRST_MOMENTA
+        for momentum in (FIRST_MOMENTA if told is None else (told.momentum,))
     ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,49 +11,17 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.progress import task
 from remnant.solvers.replay.chart import Chart, chart_of
-from remnant.solvers.replay.columns import Box, Rounds, columns
+from remnant.solvers.replay.columns import Box
 from remnant.solvers.replay.depend import MOVE, idle_records
-from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import Minimum, joined, minimise
-from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
-from remnant.solvers.replay.outside import first_weight
-from remnant.solvers.replay.unroll import end_of_run, misfit
-from remnant.training.fleet import SharedRun, slots
+from remnant.solvers.replay.unroll import end_of_run
+from remnant.solvers.replay.ways import Problem, ReplaySettings, newton, solve, solvers_for
+from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
 
-BEND = 10.0  # of the kinks where Gauss-Newton steps did not arrive and a line search goes on
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplaySettings:
-    """How the run is solved for its unknown records.
-
-    evaluations: runs forward and backward for each target, after its label is told. labels_tried:
-    unknown labels that are followed up, by `label_evaluations` each, if their first guess is
-    within `doubt` times the best one's. tolerance: the share of the start's misfit below which a
-    run counts as matched; its square for logits, for Adam and for several unknown records, its cube
-    where nothing is known, since mixtures of records of one class fit almost as well as the
-    records. bends, inner: Gauss-Newton steps for networks with ReLU, see `newton`. algebra: use
-    what the first layer tells, see `chart`. memory: bytes that the kept states of a run may fill.
-    """
-
-    evaluations: int = 80
-    history: int = 30
-    labels_tried: int = 10
-    label_evaluations: int = 12
-    doubt: float = 1.1
-    tolerance: float = 1e-4
-    bends: tuple[float, ...] = (
-        3.0, 3.0, 10.0, 10.0, 30.0, 30.0, 30.0, 100.0, 100.0, 100.0, 300.0, 300.0,
-        0.0, 0.0, 0.0, 0.0,
-    )  # fmt: skip
-    inner: int = 12
-    algebra: bool = True
-    memory: int = 1 << 30
+HOPEFUL = 0.5  # a residual below which another label, or a longer way, may still match the run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,53 +77,39 @@ def replay(
         if run.extra != 1:
             wanted = "one unknown record, or the labels of all"
             raise InputError(expected("replay: unknown records", wanted, run.extra))
-        starts, labels, before = likely_labels(problem, released, starts)
-        return in_rounds(problem, starts, labels, before)
+        return with_labels(problem, released, starts)
     if labels.shape != starts.shape[:2] or labels.shape[1] != run.extra:
         got = f"{tuple(labels.shape)} labels and {tuple(starts.shape)} starts"
         raise InputError(expected("replay", f"K x {run.extra} and K x {run.extra} x shape", got))
     return in_rounds(problem, starts, labels, None)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
-    """K runs to match. seen: K x q of what is observed."""
-
-    run: SharedRun
-    observation: Observation
-    settings: ReplaySettings
-    seen: Tensor
-    chart: Chart
-    box: Box | None = None
-
-    def rows(self, index: Tensor) -> Problem:
-        return replace(self, seen=self.seen[index], chart=self.chart.rows(index))
-
-    @property
-    def columnar(self) -> bool:
-        """Whether one record is unknown and all weights that read its entries are seen."""
-        told = self.settings.algebra and self.observation.whole and self.run.extra == 1
-        return told and first_weight(self.run) is not None
-
-    @property
-    def jumps(self) -> bool:
-        """Whether the run jumps, and by steps that Gauss-Newton can follow."""
-        descent = not isinstance(self.run.recipe, Adam)
-        return bool(self.settings.bends) and has_kinks(self.run) and descent
-
-    @property
-    def tolerance(self) -> float:
-        """The share of the misfit below which a run is matched; see `ReplaySettings`."""
-        if not len(self.run.inputs):
-            power = 3.0
-        else:
-            flat = isinstance(self.run.recipe, Adam) or self.observation.probes is not None
-            power = 2.0 if flat or self.run.extra > 1 else 1.0
-        return float(self.settings.tolerance**power)
-
-
-Solver = Callable[[Problem, Tensor, Tensor, int], Minimum]
-"""(problem, starts, labels, evaluations) -> points in the problem's chart."""
+def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed:
+    """Labels that lead first; rows that came near get a second chance with all of them, followed
+    up for longer."""
+    first = in_rounds(problem, *likely_labels(problem, released, starts))
+    left = (~first.matched & (first.residual < HOPEFUL)).nonzero()[:, 0]
+    if not len(left) or len(starts) == 1:
+        return first
+    settings = problem.settings
+    wider = replace(
+        problem.rows(left),
+        settings=replace(
+            settings,
+            doubt=math.inf,
+            labels_tried=len(starts),
+            label_evaluations=2 * settings.label_evaluations,
+        ),
+    )
+    chosen = {name: weights[left] for name, weights in released.items()}
+    second = in_rounds(wider, *likely_labels(wider, chosen, starts))
+    better = second.residual < first.residual[left]
+    fields = ("records", "labels", "residual", "matched", "idle", "determined")
+    merged = {name: getattr(first, name).clone() for name in fields}
+    for name, values in merged.items():
+        values[left[better]] = getattr(second, name)[better]
+    trace = first.trace + second.trace
+    return Replayed(**merged, evaluations=len(trace), trace=trace)
 
 
 def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor | None) -> Replayed:
@@ -192,20 +147,6 @@ def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor |
     )
 
 
-def solvers_for(problem: Problem) -> tuple[Solver, ...]:
-    """In turn, for the rows that those before have not matched."""
-    kinks = has_kinks(problem.run)
-    if problem.columnar and (kinks or isinstance(problem.run.recipe, Adam)):
-        first = partial(by_columns, how=Rounds(bright=8 * kinks, robust=kinks))
-        if not kinks:
-            return first, partial(by_columns, how=Rounds(bright=8)), solve
-        near = partial(by_columns, how=Rounds(grids=0, plain=12, robust=True))
-        if not problem.jumps:
-            return first, near, solve
-        return first, partial(newton, steps=slice(3, None, 2)), near, newton, near, solve
-    return (newton, partial(solve, bend=BEND), solve) if problem.jumps else (solve,)
-
-
 def held(
     problem: Problem, records: Tensor, labels: Tensor, matched: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -237,84 +178,6 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
     found = solver(plain, records + far * draw, labels, problem.settings.evaluations)
     apart = (problem.chart.records(found.points, records) - records).flatten(1).square().mean(1)
     return (found.values <= problem.tolerance * before) & (apart.sqrt() > far / 2)
-
-
-def newton(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, steps: slice = slice(None)
-) -> Minimum:
-    """Gauss-Newton steps for runs that jump; as many rows at once as fit the memory. They cost
-    what they cost, whatever the evaluations."""
-    run, settings = problem.run, problem.settings
-    state = sum(w.numel() for w in run.start) * (1 + slots(run.recipe))
-    chunk = settings.memory // (state * (1 + len(run.rows)) * starts.element_size())
-    parts = [
-        gauss_newton(
-            run, starts[rows], labels[rows], problem.seen[rows],
-            observe=problem.observation.of(run), chart=problem.chart.rows(rows),
-            bends=settings.bends[steps], inner=settings.inner,
-        )
-        for rows in torch.arange(len(starts)).split(max(1, chunk))
-    ]  # fmt: skip
-    return joined(parts)
-
-
-def by_columns(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, how: Rounds
-) -> Minimum:
-    """Rounds of `columns`, as many rows at once as fit the memory."""
-    run, chart, first = problem.run, problem.chart, first_weight(problem.run)
-    assert first is not None
-    still = torch.zeros_like(starts.flatten(1)) if chart.scale is None else chart.scale == 0
-    kept = 4 * len(run.rows) * run.start[first].numel() * starts.element_size()
-    parts = [
-        columns(
-            run, starts[rows], labels[rows], problem.seen[rows], first=first, how=how,
-            observe=problem.observation.of(run), rounds=evaluations, still=still[rows].bool(),
-            box=problem.box or known_box(run),
-        )
-        for rows in torch.arange(len(starts)).split(max(1, problem.settings.memory // kept))
-    ]  # fmt: skip
-    return joined([replace(part, points=chart.place(part.points)) for part in parts])
-
-
-def known_box(run: SharedRun) -> Box:
-    """The least and the greatest of all known entries, for every entry."""
-    like = torch.ones_like(run.inputs[0].flatten())
-    return run.inputs.min() * like, run.inputs.max() * like
-
-
-def solve(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, bend: float = 0.0
-) -> Minimum:
-    """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
-
-    The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
-    for an error of order 1 in the record.
-    """
-    run, settings, chart = problem.run, problem.settings, problem.chart
-    observe, scale = problem.observation.of(run), float(run.records)
-    mine = with_kinks(run, bend) if bend else run
-
-    def objective(point: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = misfit(
-            mine,
-            chart.records(point, starts),
-            labels,
-            lambda weights: observe(weights) * scale,
-            problem.seen * scale,
-            memory=settings.memory,
-        )
-        return value, chart.pull(gradient)
-
-    with task("replay", evaluations) as step:
-        return minimise(
-            objective,
-            chart.place(starts),
-            evaluations=evaluations,
-            history=settings.history,
-            enough=1e-3 * torch.finfo(starts.dtype).eps,
-            each=step,
-        )
 
 
 def likely_labels(
