@@ -8,6 +8,7 @@ import torch
 from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
+from remnant.solvers.replay import solve as solve_module
 from remnant.solvers.replay.chart import Chart, chart_of
 from remnant.solvers.replay.columns import (
     Past,
@@ -89,6 +90,31 @@ def test_records_and_labels_come_back_and_nothing_is_told():
     assert found.matched.all()
     assert found.determined.all()
     assert found.trace[-1] < 1e-6 < found.trace[0]
+
+
+def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
+    run, released, truth, labels = a_run()
+    first = solve_module.likely_labels
+
+    def misled(problem, weights, starts):
+        """Labels one off, as long as not all of them are followed up."""
+        points, said, before = first(problem, weights, starts)
+        return (
+            (points, said, before)
+            if problem.settings.doubt > 2
+            else (points, (said + 1) % 10, before)
+        )
+
+    monkeypatch.setattr(solve_module, "likely_labels", misled)
+    monkeypatch.setattr(solve_module, "HOPEFUL", 1e6)
+    found = replay(run, released, starts=starts_of(run), settings=QUICK)
+    assert torch.equal(found.labels, labels)
+    assert worst(found, truth) < 1e-7
+    assert found.matched.all()
+    monkeypatch.setattr(solve_module, "HOPEFUL", 0.0)
+    alone = replay(run, released, starts=starts_of(run), settings=QUICK)
+    assert not alone.matched.any()
+    assert alone.evaluations < found.evaluations
 
 
 @pytest.mark.parametrize("what", ["initial weights", "order", "noise"])
