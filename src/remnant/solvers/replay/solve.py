@@ -89,7 +89,8 @@ def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed
     up for longer."""
     first = in_rounds(problem, *likely_labels(problem, released, starts))
     left = (~first.matched & (first.residual < HOPEFUL)).nonzero()[:, 0]
-    if not len(left) or len(starts) == 1:
+    # Where the run jumps, the first chance has tried all ways already, at many times the cost.
+    if not len(left) or len(starts) == 1 or problem.jumps:
         return first
     settings = problem.settings
     wider = replace(
