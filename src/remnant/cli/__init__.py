@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from remnant.cli.common import BAD_INPUT, DONE, INTERRUPTED
 from remnant.errors import InputError, RemnantError
@@ -15,6 +15,13 @@ from remnant.errors import InputError, RemnantError
 
 class Parser(argparse.ArgumentParser):
     """argparse, but a fault is one line like every other error."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """A verb refuses what it does not know itself, so that its own help is pointed to."""
+        given, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return given, unknown
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
