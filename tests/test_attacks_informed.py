@@ -185,6 +185,7 @@ def test_what_is_missing_is_said():
         ({"recipe": DecayTime()}, "got DecayTime"),
         ({"known": None}, "needs the labels of all"),
         ({"records": 30}, "all are known"),
+        ({"labels": torch.tensor([10])}, "labels must be classes 0 to 9; they are [10]"),
     ]:
         found = Informed()(knowing(target, **changes), generator=seeded(0))
         assert found.status is Status.NOT_APPLICABLE

@@ -15,6 +15,7 @@ from remnant.sweep import fleets
 from remnant.training import GradientDescent, describe, train
 from remnant.types import Scaling
 
+MODEL = "mlp:64-10-10:elu"
 RECIPE = GradientDescent(lr=0.1, momentum=0.9, steps=15)
 
 
@@ -22,7 +23,7 @@ RECIPE = GradientDescent(lr=0.1, momentum=0.9, steps=15)
 def folder(tmp_path):
     """A model trained on 31 digits, of which 30 are known."""
     train_set = split(load("digits"), train=31, public=None, holdout=1, seed=0).train
-    model = build("mlp:64-10-10:elu", generator=torch.Generator().manual_seed(0))
+    model = build(MODEL, generator=torch.Generator().manual_seed(0))
     result = train(
         model, train_set, RECIPE, scaling=Scaling(), generator=torch.Generator().manual_seed(1)
     )
@@ -35,14 +36,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def flags(folder, *more):
+def flags(folder, *more, model=MODEL):
     held = {
         "weights": "after.safetensors", "initial": "before.safetensors", "recipe": "recipe.json",
         "known": "known.npz",
     }  # fmt: skip
     given = [part for flag, name in held.items() for part in (f"--{flag}", str(folder / name))]
-    model = ["--model", "mlp:64-10-10:elu", "--shape", "1x8x8", "--bounds", "0,1"]
-    return ["reconstruct", "informed", *given, *model, "--out", str(folder / "out"), *more]
+    looks = ["--model", model, "--shape", "1x8x8", "--bounds", "0,1"]
+    return ["reconstruct", "informed", *given, *looks, "--out", str(folder / "out"), *more]
 
 
 def test_the_unknown_record_comes_back(folder, capsys):
@@ -68,6 +69,25 @@ def test_a_bad_recipe_is_one_line(folder, capsys, text, said):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "outputs", "said"),
+    [
+        ("44", 10, "--labels: expected classes 0 to 9, got 44"),
+        ("2", 1, "--labels: expected classes 0 to 1, got 2"),
+        ("-1", 10, "--labels: expected classes such as 3,1, got -1"),
+        ("1e30", 10, "--labels: expected classes such as 3,1, got 1e30"),
+    ],
+)
+def test_a_label_that_is_no_class_of_the_model_is_one_line(folder, capsys, labels, outputs, said):
+    model = f"mlp:64-10-{outputs}:elu"
+    for name in ("before", "after"):
+        weights = build(model, generator=torch.Generator().manual_seed(0)).state_dict()
+        save_weights(folder / f"{name}.safetensors", weights)
+    assert main(flags(folder, "--labels", labels, model=model)) == 2
+    assert capsys.readouterr().err == f"remnant: {said}\n"
+    assert not (folder / "out").exists()
 
 
 def test_kkt_from_the_final_weights_alone(folder, capsys):

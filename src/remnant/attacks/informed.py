@@ -75,9 +75,9 @@ class Informed:
         told = (
             [] if held.labels is None or held.labels.is_floating_point() else held.labels.tolist()
         )
-        outputs = len(list(target.weights.values())[-1])
-        if outputs > 1 and any(not 0 <= label < outputs for label in told):
-            return f"labels must be classes 0 to {outputs - 1}; they are {told}"
+        classes = max(2, len(list(target.weights.values())[-1]))  # one output has two
+        if any(not 0 <= label < classes for label in told):
+            return f"labels must be classes 0 to {classes - 1}; they are {told}"
         if held.known is None and (held.labels is None or self.method != "replay"):
             return "no record is known; replay then needs the labels of all, the others cannot work"
         if (self.probes or self.method != "replay") and held.public is None:

@@ -106,7 +106,7 @@ def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
         told["known"] = load(arguments.known, data_dir=arguments.data_dir)
     if getattr(arguments, "labels", None) is not None:
         numbers = parse_floats("--labels", arguments.labels)
-        if any(number != int(number) or number < 0 for number in numbers):
+        if any(number != int(number) or not 0 <= number < 2**31 for number in numbers):
             raise InputError(expected("--labels", "classes such as 3,1", arguments.labels))
         told["labels"] = torch.tensor([int(number) for number in numbers])
     path = getattr(arguments, "recipe", None)
@@ -133,17 +133,17 @@ def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Told labels are classes of this model."""
+    """Told labels are classes of this model; one output has two."""
     import torch
 
     if labels is None:
         return
     first = next(model.parameters())
     with torch.no_grad():
-        outputs = int(model(first.new_zeros(1, *shape)).shape[-1])
-    if outputs > 1 and int(labels.max()) >= outputs:
+        classes = max(2, int(model(first.new_zeros(1, *shape)).shape[-1]))
+    if int(labels.max()) >= classes:
         got = ",".join(str(label) for label in labels.tolist())
-        raise InputError(expected("--labels", f"classes 0 to {outputs - 1}", got))
+        raise InputError(expected("--labels", f"classes 0 to {classes - 1}", got))
 
 
 def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
