@@ -146,6 +146,24 @@ def test_an_unknown_key_of_the_ledger_lists_the_ledgers_keys():
         check_spec({"privacy": {"noize": 1.0}}, "spec")
 
 
+def test_unknown_keys_share_one_list_of_keys():
+    with pytest.raises(InputError) as said:
+        check_spec(WHOLE | {"a": 1, "b": 2, "privacy": {"noise": 1, "steps": 2, "c": 3}}, "spec")
+    assert "a, b: expected one of weights, data" in str(said.value)
+    assert "privacy.c: expected one of noise, steps" in str(said.value)
+    assert str(said.value).count("weights") == str(said.value).count("delta") == 1
+
+
+@pytest.mark.parametrize("key", ["privacy", "ledger"])
+def test_a_ledger_with_all_around_it_is_one_short_line(key):
+    ledger = privacy(PrivateDescent(lr=0.1, steps=30, noise=4.0))
+    around = {key: ledger, "steps": 30, "loss": 0.1, "accuracy": 0.9, "epsilon": 6.3}
+    with pytest.raises(InputError) as said:
+        check_spec(WHOLE | {"privacy": around}, "spec")
+    assert str(said.value).startswith(f"spec: privacy: expected only what stands under {key} in it")
+    assert len(str(said.value)) < 140
+
+
 def test_the_ledger_of_a_training_is_taken_as_it_is():
     ledger = privacy(PrivateDescent(lr=0.1, steps=30, noise=4.0, sampling=0.5))
     spec = check_spec({"weights": "w", "data": "d", "privacy": ledger}, "spec")

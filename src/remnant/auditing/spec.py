@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from remnant.errors import InputError, expected
 from remnant.scoring.score import THRESHOLD
@@ -62,6 +71,15 @@ class Privacy(BaseModel):
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+
+    @model_validator(mode="before")
+    @classmethod
+    def not_what_holds_it(cls, values: Any) -> Any:
+        """A whole ledger of `train_private` or all of `bound.json` holds these fields deeper."""
+        for key in ("privacy", "ledger"):
+            if isinstance(values, dict) and key in values:
+                raise ValueError(f"only what stands under {key} in it")
+        return values
 
 
 class AuditSpec(BaseModel):
@@ -129,17 +147,28 @@ def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
     try:
         return AuditSpec(**values)
     except ValidationError as error:
-        faults = "; ".join(_fault(fault) for fault in error.errors())
-        raise InputError(f"{where}: {faults}") from None
+        raise InputError(f"{where}: {'; '.join(_faults(error))}") from None
     except TypeError:  # a key that is not text
         raise InputError(expected(where, "names as keys", "something else")) from None
 
 
-def _fault(fault: Any) -> str:
-    place = ".".join(str(part) for part in fault["loc"]) or "spec"
-    if fault["type"] == "extra_forbidden":
-        inside = Privacy if fault["loc"][0] == "privacy" and len(fault["loc"]) > 1 else AuditSpec
-        return f"{place}: expected one of {', '.join(inside.model_fields)}, got an unknown key"
+def _faults(error: ValidationError) -> list[str]:
+    """A sentence a fault; the keys that there are stand once for all that are none of them."""
+    faults, unknown = [], defaultdict(list)
+    for fault in error.errors():
+        place = ".".join(str(part) for part in fault["loc"]) or "spec"
+        if fault["type"] == "extra_forbidden":
+            unknown[Privacy if len(fault["loc"]) > 1 else AuditSpec].append(place)
+        else:
+            faults.append(_fault(fault, place))
+    for kind, places in unknown.items():
+        got = "an unknown key" if len(places) == 1 else "unknown keys"
+        wanted = f"one of {', '.join(kind.model_fields)}"
+        faults.append(expected(", ".join(places), wanted, got))
+    return faults
+
+
+def _fault(fault: Any, place: str) -> str:
     if fault["type"] == "missing":
         return f"{place}: expected a value, got none"
     got = repr(fault["input"])
