@@ -131,7 +131,7 @@ def test_a_doubtful_run_makes_the_pool_doubtful():
     found = pool([doubt, *runs[1:]])
     assert found.status is Status.INCONCLUSIVE
     assert found.labels is None
-    assert found.reason.endswith("of 4 runs; out of balance")
+    assert found.reason.endswith("of 4 runs, but some are inconclusive: out of balance")
     assert pool(runs[:1]).status is Status.INCONCLUSIVE  # nothing to agree with
     empty = run_of(torch.zeros(0, 60))
     assert pool([empty, *runs]).figures["runs"] == 4
@@ -150,8 +150,23 @@ def test_the_chosen_run_speaks_for_all_that_are_pooled():
     assert found.figures["agreed"] == 5
     doubted = pool(runs, chosen=run_of(truth, status=Status.INCONCLUSIVE, reason="why"))
     assert doubted.status is Status.INCONCLUSIVE
-    assert doubted.reason.endswith("of 4 runs; why")
+    assert doubted.reason.endswith("of 4 runs, but the chosen run is inconclusive: why")
     noise = [
         run_of(start) for start in torch.randn(4, 3, 60, generator=torch.Generator().manual_seed(1))
     ]
     assert pool(noise).status is Status.INCONCLUSIVE  # nothing came back twice
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ((7, 3, 3), 3),  # the seed is of the first run, the odd one out
+        ((7, 3, 5), 7),
+        ((3, 3, 7), 3),
+    ],
+)
+def test_a_pooled_candidate_has_the_label_of_most_of_its_members(labels, said):
+    row = torch.randn(1, 60, generator=torch.Generator().manual_seed(0))
+    runs = [replace(run_of(row), labels=torch.tensor([label])) for label in labels]
+    found = pool(runs)
+    assert found.labels.tolist() == [said]

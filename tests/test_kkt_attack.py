@@ -236,11 +236,28 @@ def test_labels_and_objectives_follow_what_is_known():
     assert set(found.labels.tolist()) == {3, 7}
 
 
-def test_one_start_proves_nothing_and_bad_fields_are_refused():
-    assert outcome("soft", 1, 5)[0] is Status.INCONCLUSIVE
-    assert outcome("soft", 4, 0)[0] is Status.INCONCLUSIVE
-    assert outcome("margin", 4, 2)[0] is Status.PARTIAL
-    assert outcome("free", 4, 9)[0] is Status.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("found", "status", "reason"),
+    [
+        (("soft", 1, 5), Status.INCONCLUSIVE, "one start has nothing to agree with, and "),
+        (("soft", 4, 0), Status.INCONCLUSIVE, "no candidate came back alike from at least 3 of 4 "),
+        (("margin", 4, 1), Status.PARTIAL, "1 candidate came back alike from at least 3 of 4 "),
+        (("soft", 4, 5, 0.0, 2), Status.PARTIAL, "5 candidates came back alike from at least 3 "),
+        (("free", 4, 9), Status.INCONCLUSIVE, "agreement is unreliable for free duals "),
+        (("soft", 4, 9, 0.2), Status.INCONCLUSIVE, "the model was not trained to a stationary "),
+        (("soft", 1, 9, 0.2), Status.INCONCLUSIVE, "the model was not trained to a stationary "),
+    ],
+)
+def test_agreement_is_partial_at_best_and_the_reason_begins_with_what_decides(
+    found, status, reason
+):
+    said, words = outcome(*found)
+    assert said is status
+    assert words.startswith(reason)
+    assert ("2 of them another label" in words) == (found[-1] == 2)
+
+
+def test_bad_fields_are_refused():
     for fields in ({"preset": "best"}, {"starts": 0}, {"objective": "x"}, {"optimiser": "sgd"}):
         with pytest.raises(InputError, match=next(iter(fields))):
             KKT(**fields)

@@ -13,7 +13,7 @@ from remnant.attacks.outcome import model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
-from remnant.solvers.consensus import AGREED, Clusters, cluster
+from remnant.solvers.consensus import Clusters, came_back, cluster, enough
 from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, Positive, balanced_labels
 from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
 from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
@@ -232,30 +232,19 @@ def conclude(
             centres = scaled_to_box(centres, *box, told=told)
         centres = centres.clamp(*(end.flatten() for end in box))
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
-    agreed = groups.starts[:m] >= math.ceil(AGREED * k)
+    agreed = groups.starts[:m] >= enough(k)
     distinct = len(cluster(groups.centres[:m][agreed][None])) if agreed.any() else 0
-    status, words = outcome(duals.objective, k, distinct)
     labels, wrong = None, None
     if duals.objective != "free":
         labels = found.labels[groups.seed[:m]]
         wrong = int((misclassified(found.found, groups, labels) & agreed).sum())
-    if state.imbalance > UNBALANCED:
-        status = Status.INCONCLUSIVE
-        words += (
-            f"; hidden neurons are out of balance by {state.imbalance:.2f}: the model was not "
-            "trained to a stationary point under weight decay, where agreement is no evidence"
-        )
-    elif wrong:
-        words += (
-            f"; the model gives {wrong} of them another label: either it does not separate its "
-            "records, or these are none"
-        )
+    status, reason = outcome(duals.objective, k, distinct, state.imbalance, wrong or 0)
     return Candidates(
         inputs=data.float(),
         confidence=groups.agreement[:m].float(),
         labels=labels,
         status=status,
-        reason=words,
+        reason=reason,
         figures={
             "counted": records_of(target) or spectrum.count,
             "spectrum_count": spectrum.count,
@@ -281,21 +270,28 @@ def misclassified(found: Found, groups: Clusters, labels: Tensor) -> Tensor:
     return said != labels
 
 
-def outcome(objective: Objective, starts: int, agreed: int) -> tuple[Status, str]:
+def outcome(
+    objective: Objective, starts: int, agreed: int, imbalance: float = 0.0, wrong: int = 0
+) -> tuple[Status, str]:
     """There is no certificate: what starts agree on is likely a record, no more."""
-    if starts == 1:
-        return (
-            Status.INCONCLUSIVE,
-            "one start has nothing to agree with; a small misfit is no evidence",
+    alone = "one start has nothing to agree with, and a small misfit is no evidence"
+    words = alone if starts == 1 else came_back(agreed, starts)
+    if imbalance > UNBALANCED:
+        words = (
+            "the model was not trained to a stationary point under weight decay (hidden neurons "
+            f"are out of balance by {imbalance:.2f}), where agreement is no evidence: {words}"
         )
-    words = (
-        f"{agreed} candidates came back alike from at least {math.ceil(AGREED * starts)} of "
-        f"{starts} independent starts; agreement is evidence, not a certificate"
-    )
-    if objective == "free":
-        words += ", and for free duals (regression losses) it is unreliable"
-        return Status.INCONCLUSIVE, words
-    return (Status.PARTIAL if agreed else Status.INCONCLUSIVE), words
+    elif objective == "free":
+        words = f"agreement is unreliable for free duals (regression losses): {words}"
+    elif starts > 1 and agreed:
+        words += ", which is evidence, not a certificate"
+        if wrong:
+            words += (
+                f", but the model gives {wrong} of them another label: either it does not separate "
+                "its records, or these are none"
+            )
+        return Status.PARTIAL, words
+    return Status.INCONCLUSIVE, words
 
 
 def conclude_paper(

@@ -21,6 +21,17 @@ ALIKE = 0.8  # correlation at which two candidates count as one
 AGREED = 0.75  # share of the starts that must return a candidate alike
 
 
+def enough(starts: int) -> int:
+    """How many of them must return a candidate alike."""
+    return math.ceil(AGREED * starts)
+
+
+def came_back(agreed: int, starts: int, what: str = "independent starts") -> str:
+    """How many candidates did, in words."""
+    count = "no candidate" if not agreed else f"{agreed} candidate{'s' if agreed > 1 else ''}"
+    return f"{count} came back alike from at least {enough(starts)} of {starts} {what}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clusters:
     """Best first. centres: c x d. agreement: c, 0..1, the mean over other starts of the best
@@ -161,17 +172,19 @@ def pool(
     groups = pooled([scaling.to_model(run.inputs).flatten(1) for run in runs], alike)
     m, shape = max(len(run) for run in runs), runs[0].inputs.shape[1:]
     labels = [run.labels for run in runs if run.labels is not None]
-    least = math.ceil(AGREED * len(runs))
-    agreed = int((groups.starts[:m] >= least).sum()) if len(runs) > 1 else 0
+    agreed = int((groups.starts[:m] >= enough(len(runs))).sum()) if len(runs) > 1 else 0
     sure, judges = (Status.COMPLETE, Status.PARTIAL), runs if chosen is None else [chosen]
     doubts = [run.reason for run in judges if run.status not in sure]
-    words = f"{agreed} candidates came back alike from at least {least} of {len(runs)} runs"
+    words = came_back(agreed, len(runs), "runs")
+    if doubts:
+        who = "some are" if chosen is None else "the chosen run is"
+        words += f", but {who} inconclusive: {'; '.join(dict.fromkeys(doubts))}"
     return Candidates(
         inputs=scaling.to_data(groups.centres[:m].view(-1, *shape)).float(),
         confidence=groups.agreement[:m].float(),
-        labels=torch.cat(labels)[groups.seed[:m]] if len(labels) == len(runs) else None,
+        labels=_majority(torch.cat(labels), groups)[:m] if len(labels) == len(runs) else None,
         status=Status.PARTIAL if agreed and not doubts else Status.INCONCLUSIVE,
-        reason="; ".join([words, *dict.fromkeys(doubts)]),
+        reason=words,
         figures={
             "counted": runs[0].figures.get("counted"),
             "runs": len(runs),
@@ -179,3 +192,12 @@ def pool(
             "found_by": groups.starts[:m].tolist(),
         },
     )
+
+
+def _majority(labels: Tensor, groups: Clusters) -> Tensor:
+    """What most members of each cluster are labelled; the seed's label where as many are."""
+    said = []
+    for row, seed in enumerate(groups.seed.tolist()):
+        values, counts = labels[groups.member == row].unique(return_counts=True)
+        said.append(values[(counts + 0.5 * (values == labels[seed])).argmax()])
+    return torch.stack(said)
