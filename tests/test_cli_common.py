@@ -1,11 +1,13 @@
-"""What verbs share: tables are whole where no terminal limits them."""
+"""What verbs share: tables and progress, where there is a terminal and where not."""
 
 import io
+import threading
 
 import pytest
 from rich.table import Table
 
-from remnant.cli.common import console
+from remnant.cli.common import bars, console
+from remnant.progress import task
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -22,3 +24,43 @@ def test_only_a_terminal_limits_the_width_of_a_table(monkeypatch, terminal):
     lines = stream.getvalue().splitlines()
     whole = "a long heading 0" in lines[0] and "a long heading 19" in lines[0]
     assert whole is not terminal
+
+
+class Watched(io.StringIO):
+    """No terminal; knows when something was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text):
+        count = super().write(text)
+        self.written.set()
+        return count
+
+
+def test_a_file_gets_lines_of_progress_even_within_a_step(monkeypatch):
+    stream = Watched()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("remnant.cli.common.SOON", 0.01)
+    monkeypatch.setattr("remnant.cli.common.EVERY", 0.01)
+    with bars(quiet=False), task("cells", 12) as step, task("reading"):
+        with task("over"):
+            pass
+        step(3)
+        for _ in range(2):  # the first may have been put together before the step
+            stream.written.clear()
+            assert stream.written.wait(60)
+    said = stream.getvalue()
+    assert said.endswith("\nremnant: cells 3 of 12, reading\n")
+
+
+def test_quiet_starts_nothing_that_could_tell(monkeypatch):
+    monkeypatch.setattr("sys.stderr", Watched())
+    before = threading.active_count()
+    with bars(quiet=True), task("cells", 12) as step:
+        step()
+        assert threading.active_count() == before
+    with bars(quiet=False):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 1000  # columns on a pipe or in a file; rows are not padded to it
+SOON, EVERY = 2.0, 30.0  # seconds before a task gets a line where no terminal is, and between
 DONE, BAD_INPUT, INTERRUPTED = 0, 2, 130  # exit codes
 
 
@@ -96,9 +100,60 @@ def console() -> Console:
 
 @contextmanager
 def bars(quiet: bool) -> Iterator[None]:
-    """Progress bars with the time left, on stderr, gone when done."""
-    with nullcontext() if quiet or not sys.stderr.isatty() else _rich_bars():
+    """Progress on stderr: bars with the time left, gone when done; lines where no terminal is."""
+    with nullcontext() if quiet else _rich_bars() if sys.stderr.isatty() else _lines():
         yield
+
+
+@dataclass(eq=False)
+class _Work:
+    name: str
+    total: float | None
+    done: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        if self.total is None:
+            return self.name
+        return f"{self.name} {round(self.done, 1):g} of {round(self.total, 1):g}"
+
+
+@contextmanager
+def _lines() -> Iterator[None]:
+    """Plain lines by a thread, since a step may take minutes."""
+    under_way, over = list[_Work](), threading.Event()
+
+    def listener(name: str, total: float | None) -> tuple[Step, Callable[[], None]]:
+        work = _Work(name, total)
+        under_way.append(work)
+
+        def step(amount: float = 1.0, *, note: str = "") -> None:
+            work.done += amount
+
+        return step, lambda: under_way.remove(work)
+
+    teller = threading.Thread(target=_tell, args=(under_way, over), daemon=True)
+    teller.start()
+    try:
+        with listening(listener):
+            yield
+    finally:
+        over.set()
+        teller.join()
+
+
+def _tell(under_way: list[_Work], over: threading.Event) -> None:
+    """What is under way, outermost first: once that one has taken a while, and now and then."""
+    told, at = None, 0.0
+    while not over.wait(SOON / 2):
+        works, now = list(under_way), time.monotonic()
+        if not works or now < works[0].began + SOON:
+            continue
+        if works[0] is not told or now >= at + EVERY:
+            told, at = works[0], now
+            with suppress(OSError, ValueError):  # whoever read it has left
+                sys.stderr.write(f"remnant: {', '.join(map(str, works))}\n")
+                sys.stderr.flush()
 
 
 @contextmanager
