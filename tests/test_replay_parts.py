@@ -1,0 +1,188 @@
+"""What replay is made of: derivatives through a run, kinks, frames, columns, solvers of rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from remnant.solvers.replay.chart import Chart
+from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of, solve_columns
+from remnant.solvers.replay.depend import idle_records, sensitivity
+from remnant.solvers.replay.kinks import has_kinks, with_kinks
+from remnant.solvers.replay.lbfgs import minimise
+from remnant.solvers.replay.newton import gauss_newton, least_squares
+from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.outside import frames
+from remnant.solvers.replay.unroll import end_of_run, misfit, pull_back, push_forward, states
+from remnant.solvers.replay.ways import known_box
+from remnant.training import SGD, Adam
+from replay_case import RECIPE, a_run, seeded, starts_of
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        replace(RECIPE, steps=4, weight_decay=1e-2),
+        SGD(lr=0.1, epochs=2, batch_size=16),
+        Adam(lr=1e-2, steps=4, eps=1e-3),
+    ],
+    ids=["momentum", "batches", "adam"],
+)
+@pytest.mark.parametrize("memory", [1 << 30, 1], ids=["all states", "every s-th"])
+def test_the_gradient_is_that_of_finite_differences(recipe, memory):
+    run, _, truth, labels = a_run(recipe, targets=2)
+    observe = Observation().of(run)
+    seen = observe(list(run.stack(2)))
+    direction = torch.randn(truth.shape, generator=seeded(0), dtype=torch.float64)
+
+    def value(records):
+        return misfit(run, records, labels, observe, seen, memory=memory)[0]
+
+    _, gradient = misfit(run, truth, labels, observe, seen, memory=memory)
+    h = 1e-5
+    slope = (value(truth + h * direction) - value(truth - h * direction)) / (2 * h)
+    assert torch.allclose((gradient * direction).flatten(1).sum(1), slope, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("activation", "at", "low"), [("relu", 0.0, 0.0), ("leaky0.1", 0.0, 0.1), ("floor", -0.5, 0.0)]
+)
+def test_kinks_keep_their_run_and_gain_a_second_derivative(activation, at, low):
+    run, released, truth, labels = a_run(spec=f"mlp:64-8-10:{activation}", targets=1)
+    bent = with_kinks(run, 10.0)
+    assert has_kinks(run)
+    for name, end in bent.named(end_of_run(bent, truth, labels)).items():
+        assert torch.allclose(end, released[name], atol=1e-12)
+    x = torch.tensor([at - 0.3, at + 0.2], requires_grad=True)
+    (slope,) = torch.autograd.grad(bent.model[2](x).sum(), x, create_graph=True)
+    (bump,) = torch.autograd.grad(slope.sum(), x)
+    s = torch.sigmoid(10 * (x.detach() - at))
+    assert torch.allclose(slope, torch.tensor([low, 1.0]))
+    assert torch.allclose(bump, (1 - low) * 10 * s * (1 - s))
+
+
+def test_selu_keeps_its_values_and_its_two_slopes():
+    run, released, truth, labels = a_run(spec="mlp:64-8-10:selu", targets=1)
+    bent = with_kinks(run, 10.0)
+    for name, end in bent.named(end_of_run(bent, truth, labels)).items():
+        assert torch.allclose(end, released[name], atol=1e-12)
+    x = torch.tensor([-0.3, 0.2], dtype=torch.float64, requires_grad=True)
+    slopes = [
+        torch.autograd.grad(model[2](x).sum(), x, create_graph=True)[0]
+        for model in (run.model, bent.model)
+    ]
+    assert torch.allclose(*slopes)
+    (plain, smooth) = (torch.autograd.grad(slope.sum(), x)[0] for slope in slopes)
+    s = torch.sigmoid(10 * x.detach())
+    assert torch.allclose(
+        smooth - plain, -1.0507009873554805 * 0.6732632423543772 * 10 * s * (1 - s)
+    )
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+def test_the_first_layer_tells_the_line_outside_the_known_span(activation):
+    recipe = replace(RECIPE, weight_decay=1e-2)
+    run, released, truth, _labels = a_run(recipe, spec=f"mlp:64-8-10:{activation}")
+    frame = frames(run, released)
+    assert frame.shape[2] == 1 + int(torch.linalg.matrix_rank(run.inputs.flatten(1)))
+    flat = truth.flatten(1)
+    kept = (frame @ (frame.transpose(1, 2) @ flat[:, :, None]))[:, :, 0]
+    assert torch.allclose(kept, flat, atol=1e-8)
+    noisy = {n: w + 1e-4 * torch.rand(w.shape, generator=seeded(0)) for n, w in released.items()}
+    assert frames(run, noisy) is None
+    assert frames(a_run(Adam(steps=3))[0], released) is None
+
+
+def test_derivatives_forward_and_backward_agree_with_differences():
+    run, _, truth, labels = a_run(targets=2)
+    path = states(run, truth, labels)
+    change = torch.randn(truth.shape, generator=seeded(0), dtype=torch.float64)
+    moved = push_forward(run, path, truth, labels, change)
+    h = 1e-5
+    ahead, behind = (end_of_run(run, truth + s * h * change, labels) for s in (1, -1))
+    for way, a, b in zip(moved, ahead, behind, strict=True):
+        assert torch.allclose(way, (a - b) / (2 * h), atol=1e-7)
+    pull = [torch.randn(s.shape, generator=seeded(1), dtype=s.dtype) for s in path[-1]]
+    pull[len(moved) :] = [torch.zeros_like(p) for p in pull[len(moved) :]]
+    back = pull_back(run, path, truth, labels, pull)
+    one = sum((p * m).flatten(1).sum(1) for p, m in zip(pull, moved, strict=False))
+    assert torch.allclose((back * change).flatten(1).sum(1), one)
+
+
+def test_one_full_step_without_a_kink_is_gauss_newton():
+    run, released, truth, labels = a_run(targets=2)
+    near = truth + 1e-4 * torch.randn(truth.shape, generator=seeded(0), dtype=torch.float64)
+    observe = Observation().of(run)
+    found = gauss_newton(
+        run, near, labels, Observation().seen(run, released),
+        observe=observe, chart=Chart(), bends=(0.0, 0.0), inner=40,
+    )  # fmt: skip
+    assert (found.points - truth.flatten(1)).abs().max() < 1e-8
+    assert found.evaluations == 3
+
+
+def test_least_squares_row_by_row():
+    generator = seeded(0)
+    maps = torch.randn(2, 9, 5, generator=generator, dtype=torch.float64)
+    wanted = torch.randn(2, 9, generator=generator, dtype=torch.float64)
+    found = least_squares(
+        lambda x: (maps @ x[:, :, None])[:, :, 0],
+        lambda y: (maps.transpose(1, 2) @ y[:, :, None])[:, :, 0],
+        wanted,
+        5,
+    )
+    assert torch.allclose(found, torch.linalg.lstsq(maps, wanted[:, :, None]).solution[:, :, 0])
+
+
+def test_columns_with_the_true_signals_are_the_record():
+    run, released, truth, labels = a_run(Adam(lr=2e-3, steps=10), records=99, targets=2)
+    parts = parts_of(run, 0, truth, labels)
+    entries, wanted = truth.flatten(1), released[run.names[0]]
+    end = end_of_layer(run, run.start[0], parts, entries)
+    assert torch.allclose(end, wanted, atol=1e-12)
+    assert torch.allclose(parts.end[0], wanted, atol=1e-12)
+    start = starts_of(run)[labels].flatten(1)
+    found = solve_columns(run, run.start[0], parts, wanted, start, grid_of(known_box(run)))
+    assert torch.allclose(found, entries, atol=1e-6)
+
+
+def test_extrapolation_solves_a_linear_repetition():
+    matrix, goal = 0.9 * torch.eye(4).double(), torch.arange(4.0).double()[None]
+    matrix[0, 1] = 0.5
+    past, x = Past(), torch.zeros(1, 4).double()
+    for _ in range(7):
+        x = past.extrapolated(x, (goal - x) @ (torch.eye(4).double() - matrix).T)
+    assert torch.allclose(x, goal, atol=1e-4)
+    assert float((goal @ torch.matrix_power(matrix, 7).T).abs().max()) > 1  # without it
+
+
+def test_sensitivity_is_the_length_of_the_derivative():
+    run, _, truth, labels = a_run(targets=1)
+    observe = Observation().of(run)
+    found = sensitivity(run, truth, labels, observe=observe, memory=1 << 30)
+    path, units = states(run, truth, labels), torch.eye(64, dtype=torch.float64)
+    lengths = [
+        float(observe(push_forward(run, path, truth, labels, unit.view_as(truth))).square().sum())
+        for unit in units
+    ]
+    assert float(found.sum()) == pytest.approx(sum(lengths), rel=0.5)  # two draws of a mean
+    assert found.min() > 0
+    strict = torch.tensor([1e9])
+    for matched, idle in [(torch.zeros(1), False), (strict, True)]:
+        said = idle_records(run, truth, labels, matched, observe=observe, memory=1 << 30)
+        assert said.tolist() == [[idle]]
+
+
+def test_rows_of_lbfgs_are_independent():
+    scale = torch.logspace(0, 3, 6, dtype=torch.float64)
+
+    def bowl(x):
+        return (scale * x.square()).sum(1), 2 * scale * x
+
+    start = torch.randn(3, 6, generator=seeded(0), dtype=torch.float64) * torch.tensor(
+        [[1.0], [10.0], [0.1]], dtype=torch.float64
+    )
+    together = minimise(bowl, start, evaluations=60)
+    alone = minimise(bowl, start[1:2], evaluations=60)
+    assert together.values.max() < 1e-15
+    assert torch.allclose(together.points[1:2], alone.points, atol=1e-12)
