@@ -35,7 +35,9 @@ from remnant.types import Candidates, Evidence, Status, Target
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
 
 UNMOVED = "initial and final weights are the same: no training lies between them"
-FULL = 0.75  # share of the live inputs: a gap beyond may be that of inputs that hardly vary
+# Share of the live inputs: a gap beyond may be that of inputs that hardly vary, so the count is
+# believed only if records come of it.
+FULL = 0.75
 # Rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off, and a gap that is not.
 COARSE, COARSE_GAP = 1e-3, 15.0
 
@@ -57,13 +59,6 @@ def recover_exactly(
     count = spectrum.count if spectrum.clear else target.knowledge.records
     if count is None:
         return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
-    live = int(pair.first.affine(evidence.vector).any(0).sum())
-    if spectrum.clear and count > FULL * live:
-        reason = (
-            f"the first layer's change has rank {count} with {live} live inputs: nearly full, as "
-            "after Adam, or of too many records to tell apart"
-        )
-        return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, None))
     width = len(evidence.vector[pair.first.weight])
     if 2 * count > width:
         reason = f"{count} records at width {width}: past width / 2 they are not determined"
@@ -75,6 +70,13 @@ def recover_exactly(
     recovery = solve(evidence, pair, span, search, generator)
     if recovery.certificate is None:
         recovery = polished(target, evidence, pair, span, recovery)
+    live = int(pair.first.affine(evidence.vector).any(0).sum())
+    if spectrum.clear and count > FULL * live and not bool(recovery.passed.any()):
+        reason = (
+            f"the first layer's change has rank {count} with {live} live inputs: nearly full, as "
+            "after Adam, or of too many records to tell apart; no record was certified"
+        )
+        return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, None))
     return conclude(target, evidence, spectrum, decay, recovery, count, generator)
 
 

@@ -31,6 +31,8 @@ SIZES = (0.4, 1.2)  # of a start, times a first guess of the root-mean-square of
 OUTSIDE = 0.05
 ODD = 5.0  # times the median of what found points leave outside
 LARGER = 64.0  # what a linear estimate of a record's squared error falls short by at most, measured
+LEAST = 8.0  # times the median error: one that is stated is not below
+WIDE = 16  # neurons a record above which that is enough
 SURE = 5e-2  # predicted squared error of a record, in spreads of records
 
 
@@ -114,7 +116,8 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
         problem, starts=search.starts, patience=search.patience, generator=generator
     )
     n = problem.start.shape[1]
-    sure = found.error < (SURE * spread_of(found.y) if len(found) > 1 else math.inf)
+    error = stated(problem, found.error)
+    sure = error < (SURE * spread_of(found.y) if len(found) > 1 else math.inf)
     duals = duals_of(problem.span, found.y) if len(found) == n else None
     return Recovery(
         inputs=(found.y @ problem.span.right)[:, :-1],
@@ -123,8 +126,18 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
         confidence=(1 - found.outside).clamp(min=0) * (0.5 + 0.5 * sure),
         exact=False,
         found=series,
-        error=found.error,
+        error=error,
     )
+
+
+def stated(problem: SmoothProblem, error: Tensor) -> Tensor:
+    """k: squared errors that no certified record was seen to exceed: those that came out small by
+    chance are not much smaller than the others', and few neurons a record tell all of them less."""
+    if not len(error):
+        return error
+    width, n = problem.start.shape
+    few = max(1.0, (WIDE * n / width) ** 2)
+    return few * error.clamp(min=LEAST * float(error.median()))
 
 
 def duals_of(span: Span, y: Tensor) -> Tensor:
