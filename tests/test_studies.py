@@ -319,7 +319,7 @@ def panels(**changes):
     return line_panels(
         ROWS,
         panel=lambda row: row["kind"],
-        line=lambda row: row["how"],
+        line="how",
         x="n",
         y="error",
         across=str.upper,

@@ -167,8 +167,8 @@ def plot_table(rows: Sequence[Row]) -> tuple[Panel, ...]:
             drawn += [about | {"line": line, "height": y} for line, y in heights.items()]
     return line_panels(
         drawn,
-        panel=lambda row: row["attack"],
-        line=lambda row: row["line"],
+        panel="attack",
+        line="line",
         x="name",
         y="height",
         across="defence",

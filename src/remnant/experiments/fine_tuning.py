@@ -318,7 +318,7 @@ def plot_tuning(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         shown,
         panel=lambda row: "cnn" if row["case"].startswith("cnn") else "residual network",
-        line=lambda row: row["line"],
+        line="line",
         x="place",
         y="height",
         across="what was trained, and the attack",

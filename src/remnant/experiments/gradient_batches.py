@@ -196,7 +196,7 @@ def plot_batches(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         shares,
         panel=lambda row: f"{row['data']}, width {row['width']}",
-        line=lambda row: row["method"],
+        line="method",
         x="records",
         y="share",
         across="records in the batch",
@@ -231,7 +231,7 @@ def plot_noise(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         both_errors(rows),
         panel=lambda row: f"{row['records']} records, width {row['width']}",
-        line=lambda row: row["error_kind"],
+        line="error_kind",
         x="noise",
         y="error",
         across="noise / standard deviation of the gradient",
@@ -322,8 +322,8 @@ def measure_defence(settings: Defences, cell: Row, data: Mapping[str, Examples])
 def plot_defences(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         both_errors(rows),
-        panel=lambda row: row["defence"],
-        line=lambda row: row["error_kind"],
+        panel="defence",
+        line="error_kind",
         x="strength",
         y="error",
         across=lambda title: AXES[title],

@@ -133,7 +133,7 @@ def plot_pairs(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         rows,
         panel=lambda row: f"{row['labels']} labels",
-        line=lambda row: row["method"],
+        line="method",
         x="m",
         y="l2_error",
         across="width m",

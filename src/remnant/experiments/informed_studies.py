@@ -250,7 +250,7 @@ def plot_factors(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         with_oracle(rows),
         panel=lambda row: "MNIST",
-        line=lambda row: row["method"],
+        line="method",
         x="factor",
         y="mse",
         across="factor",
@@ -262,7 +262,7 @@ def plot_shadows(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         with_oracle([row for row in rows if row["method"] != "replay"]),
         panel=lambda row: "MNIST",
-        line=lambda row: row["method"],
+        line="method",
         x="shadows",
         y="mse",
         across="shadow models",

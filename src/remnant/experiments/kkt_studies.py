@@ -344,7 +344,7 @@ def hardness(victim: Victim) -> Tensor:
 def plot_exposure(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         rows,
-        panel=lambda row: row["task"],
+        panel="task",
         line=lambda row: "median of a fifth",
         x="fifth",
         y="correlation",

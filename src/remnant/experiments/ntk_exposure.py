@@ -141,8 +141,8 @@ def plot_factors(rows: Sequence[Row]) -> tuple[Panel, ...]:
     ]
     return line_panels(
         shown,
-        panel=lambda row: row["panel"],
-        line=lambda row: row["line"],
+        panel="panel",
+        line="line",
         x="x",
         y="error",
         across=lambda title: "classes" if "classes" in title else "records by size, smallest first",

@@ -188,7 +188,7 @@ def plot_stopping(rows: Sequence[Row]) -> tuple[Panel, ...]:
     return line_panels(
         rows,
         panel=lambda row: "standard dynamics",
-        line=lambda row: row["attack"],
+        line="attack",
         x="stop_loss",
         y="mean_error",
         across="training loss at the end",

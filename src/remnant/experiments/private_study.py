@@ -280,8 +280,8 @@ def plot_private(rows: Sequence[Row]) -> tuple[Panel, ...]:
                 drawn.append(row | {"panel": title.format(**row), "line": name, "height": height})
     return line_panels(
         drawn,
-        panel=lambda row: row["panel"],
-        line=lambda row: row["line"],
+        panel="panel",
+        line="line",
         x="budget",
         y="height",
         across="epsilon at delta 1e-5",

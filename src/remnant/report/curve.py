@@ -19,6 +19,7 @@ from remnant.report.sheet import short_number
 from remnant.types import Finding
 
 ROUNDING = 1e-34  # what a squared distance in float64 means nothing below
+HIGH = 4.2  # inches
 INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
 # Okabe and Ito's colours, which the colour-blind can tell apart; dashes say it a second time.
 CANDIDATES = "candidates"
@@ -80,8 +81,8 @@ def draw_curve(data: Sequence[Series]) -> bytes:
     axes.set_xlim(0, max(widest, 1) * 1.01)
     if not ends:
         _say_nothing(axes, "no record has a candidate")
-    _label_ends(figure, axes, ends)
-    return _png(figure)
+    name_ends(axes, ends, height=0.8 * HIGH, size=9.0)
+    return png(figure)
 
 
 def spectrum_data(finding: Finding) -> Spectrum | None:
@@ -125,7 +126,7 @@ def draw_spectrum(data: Spectrum) -> bytes:
             color=INK,
             bbox={"color": "white", "alpha": 0.8, "pad": 1.0},
         )
-    return _png(figure)
+    return png(figure)
 
 
 def _series(name: str, values: Sequence[Any]) -> Series:
@@ -140,43 +141,48 @@ def _floor(data: Sequence[Series]) -> float:
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.0, 4.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(8.0, HIGH), dpi=150, layout="constrained")
     axes = figure.add_subplot()
+    plain(axes)
+    axes.set_xlabel(across, color=INK)
+    axes.set_ylabel(up, color=INK)
+    return figure, axes
+
+
+def plain(axes: Axes) -> None:
+    """Two grey axes and pale lines across."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=GREY, which="both")
     axes.grid(axis="y", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel(across, color=INK)
-    axes.set_ylabel(up, color=INK)
-    return figure, axes
 
 
 def _say_nothing(axes: Axes, words: str) -> None:
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=GREY)
 
 
-def _label_ends(
-    figure: Figure, axes: Axes, ends: Sequence[tuple[float, float, str, str]], room: float = 14.0
+def name_ends(
+    axes: Axes, ends: Sequence[tuple[float, float, str, str]], *, height: float, size: float
 ) -> None:
-    """Each name at the right, beside its line's end, moved apart by `room` points if need be."""
-    if not ends:
-        return
+    """Each name (x, y, name, colour) at the right, beside its line's end, moved apart where names
+    of that size would meet. height: of the axes in inches, near enough."""
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high)
-    points = 4.2 * 72.0 * 0.8  # the axes' height, near enough
-    span = math.log10(high) - math.log10(low)
+    axes.set_ylim(low, high)  # names must not move it
+    scale = math.log10 if axes.get_yscale() == "log" else float
+    points = 72.0 * height
+    shares = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for _, y, _, _ in ends]
+    places = spread([share * points for share in shares], 1.5 * size)
     leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2, "relpos": (0.0, 0.5)}
-    places = [(math.log10(y) - math.log10(low)) / span * points for _, y, _, _ in ends]
-    for (x, y, words, colour), place in zip(ends, spread(places, room), strict=True):
+    for (x, y, name, colour), place in zip(ends, places, strict=True):
         axes.annotate(
-            words,
+            name,
             (x, y),
-            xytext=(1.02, place / points),
+            xytext=(1.03, place / points),
             textcoords="axes fraction",
             color=colour,
             va="center",
-            fontsize=9,
+            fontsize=size,
             arrowprops=leader | {"color": colour},
             annotation_clip=False,
         )
@@ -202,7 +208,8 @@ def spread(places: Sequence[float], room: float) -> list[float]:
     return out
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """Its bytes, without the name and version of what drew it."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()

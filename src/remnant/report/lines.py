@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remnant.report.curve import GREY, INK, PALE, spread
+from remnant.report.curve import INK, name_ends, plain, png
 
 # Okabe and Ito's colours again; markers and dashes say it a second and third time.
 LOOKS: tuple[tuple[str, Any, str], ...] = (
@@ -58,8 +58,8 @@ class Panel:
 def line_panels(
     rows: Sequence[Row],
     *,
-    panel: Callable[[Row], str],
-    line: Callable[[Row], str],
+    panel: str | Callable[[Row], str],
+    line: str | Callable[[Row], str],
     x: str,
     y: str,
     across: str | Callable[[str], str],
@@ -67,21 +67,23 @@ def line_panels(
     log_x: bool = True,
     log_y: bool = True,
 ) -> tuple[Panel, ...]:
-    """One panel per `panel(row)`, one line per `line(row)`, medians over rows of equal `x`.
+    """One panel per `panel`, one line per `line`, fields or functions of a row; medians over rows
+    of equal `x`.
 
     Panels and lines come in the order of the rows, and so do places that are words; numbers are
     sorted. A log axis has no zero: a panel that needs one has its numbers as words.
     """
+    title_of, name_of = (itemgetter(by) if isinstance(by, str) else by for by in (panel, line))
     panels = []
-    for title in dict.fromkeys(panel(row) for row in rows):
-        mine = [row for row in rows if panel(row) == title]
+    for title in dict.fromkeys(title_of(row) for row in rows):
+        mine = [row for row in rows if title_of(row) == title]
         places = list(dict.fromkeys(row[x] for row in mine))
         words = any(isinstance(place, str) for place in places)
         if not words:
             places.sort()
         words = words or (log_x and places[0] <= 0)
-        names = dict.fromkeys(line(row) for row in mine)
-        lines = [_line(n, [row for row in mine if line(row) == n], places, x, y) for n in names]
+        names = dict.fromkeys(name_of(row) for row in mine)
+        lines = [_line(n, [row for row in mine if name_of(row) == n], places, x, y) for n in names]
         if words:
             lines = [replace(one, x=tuple(map(_word, one.x))) for one in lines]
         panels.append(
@@ -128,17 +130,12 @@ def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
         _furnish(axes, panel, labelled=i % columns == 0)
         axes.set_ylim(low, high)
         _draw(axes, panel, looks, low, high)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
-    return stream.getvalue()
+    return png(figure)
 
 
 def _furnish(axes: Axes, panel: Panel, *, labelled: bool) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=GREY, which="both", labelsize=8)
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
+    plain(axes)
+    axes.tick_params(which="both", labelsize=8)
     axes.set_title(panel.title, color=INK, fontsize=10, loc="left")
     axes.set_xlabel(panel.across, color=INK, fontsize=9)
     axes.set_ylabel(panel.up if labelled else "", color=INK, fontsize=9)
@@ -195,34 +192,4 @@ def _draw(
         last = points[-1] if points else (missing[-1], high)
         ends.append((*last, line.name, colour))
     if len(looks) > 1:
-        _name_ends(axes, ends, low, high, log=panel.log_y)
-
-
-def _name_ends(
-    axes: Axes,
-    ends: Sequence[tuple[float, float, str, str]],
-    low: float,
-    high: float,
-    *,
-    log: bool,
-) -> None:
-    """Each line's name at the right, beside its end, moved apart where they would meet."""
-    points = HIGH * 72.0 * 0.7  # the axes' height, near enough
-
-    def share(y: float) -> float:
-        return math.log(y / low) / math.log(high / low) if log else (y - low) / (high - low)
-
-    places = spread([share(y) * points for _, y, _, _ in ends], 11.0)
-    leader = {"arrowstyle": "-", "linewidth": 0.5, "shrinkB": 2, "relpos": (0.0, 0.5)}
-    for (x, y, name, colour), place in zip(ends, places, strict=True):
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(1.03, place / points),
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            fontsize=8,
-            arrowprops=leader | {"color": colour},
-            annotation_clip=False,
-        )
+        name_ends(axes, ends, height=0.7 * HIGH, size=8.0)
