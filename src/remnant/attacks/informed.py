@@ -245,31 +245,12 @@ def conclude_replay(target: Target, found: Replayed) -> Candidates:
     data = target.scaling.to_data(records).float()
     boxed = bool(in_box(data, target.bounds).all())
     certified = bool(found.matched[0] & found.determined[0]) and boxed
-    idle = int(found.idle[0].sum())
-    words = f"the run with {'it' if count == 1 else 'them'} leaves {residual:.1e} of the misfit"
-    if certified:
-        reason = f"{words}: the records are those of the run"
-    elif not bool(found.matched[0]):
-        reason = (
-            f"{words}: the run was not matched; initial weights, order or recipe may be wrong, "
-            "noise may have been added, or more evaluations are needed"
-        )
-    elif idle:
-        which = "the record" if count == 1 else f"{idle} of {count} records"
-        reason = (
-            f"{words}, but the run does not depend on {which}: all units, or all that read some "
-            "entries, are silent there or nearly so, and other records would fit as well"
-        )
-    elif not bool(found.determined[0]):
-        reason = f"{words}, but too little is seen to hold every entry: others would fit as well"
-    else:
-        reason = f"{words}, but entries leave the box of the data"
     return Candidates(
         inputs=data,
         confidence=torch.full((count,), 1.0 - min(1.0, residual) if certified else 0.0),
         labels=labels,
         status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
-        reason=reason,
+        reason=replay_reason(found, boxed),
         figures={
             "counted": count,
             "found": count,
@@ -281,3 +262,26 @@ def conclude_replay(target: Target, found: Replayed) -> Candidates:
         },
         trace={"residual": list(found.trace)},
     )
+
+
+def replay_reason(found: Replayed, boxed: bool) -> str:
+    """Why the best answer is certified, or is not; boxed: it lies in the box of the data."""
+    count, idle = len(found.records[0]), int(found.idle[0].sum())
+    left = f"leaves {float(found.residual[0]):.1e} of the misfit"
+    words = f"the run with {'it' if count == 1 else 'them'} {left}"
+    if not bool(found.matched[0]):
+        return (
+            f"{words}: the run was not matched; initial weights, order or recipe may be wrong, "
+            "noise may have been added, or more evaluations are needed"
+        )
+    if idle:
+        which = "the record" if count == 1 else f"{idle} of {count} records"
+        return (
+            f"{words}, but the run does not depend on {which}: all units, or all that read some "
+            "entries, are silent there or nearly so, and other records would fit as well"
+        )
+    if not bool(found.determined[0]):
+        return f"{words}, but too little is seen to hold every entry: others would fit as well"
+    if not boxed:
+        return f"{words}, but entries leave the box of the data"
+    return f"{words}: the records are those of the run"

@@ -224,13 +224,7 @@ def conclude(
 ) -> Candidates:
     """Cluster centres in the data's own scale, those that most starts agree on first."""
     k, m, groups = found.starts, len(duals.labels), found.clusters
-    centres = groups.centres[:m]
-    box = model_box(target)
-    if box is not None:
-        if all(layer.bias is None for layer in layers):
-            told = duals.objective == "soft" and duals.outputs > 2
-            centres = scaled_to_box(centres, *box, told=told)
-        centres = centres.clamp(*(end.flatten() for end in box))
+    centres = in_the_box(target, layers, duals, groups.centres[:m])
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
     agreed = groups.starts[:m] >= enough(k)
     distinct = len(cluster(groups.centres[:m][agreed][None])) if agreed.any() else 0
@@ -261,6 +255,17 @@ def conclude(
         },
         trace={"singular_values": spectrum.values.tolist(), "misfit": found.found.trace},
     )
+
+
+def in_the_box(target: Target, layers: tuple[Layer, ...], duals: Duals, centres: Tensor) -> Tensor:
+    """m x d, clamped to the data's box; scaled to it first where the weights leave that open."""
+    box = model_box(target)
+    if box is None:
+        return centres
+    if all(layer.bias is None for layer in layers):
+        told = duals.objective == "soft" and duals.outputs > 2
+        centres = scaled_to_box(centres, *box, told=told)
+    return centres.clamp(*(end.flatten() for end in box))
 
 
 def misclassified(found: Found, groups: Clusters, labels: Tensor) -> Tensor:

@@ -49,17 +49,8 @@ def promise(
 
     left_out: each record was guessed once, by an adversary who knew the others.
     """
-    unit, drawn = unit_of(truth, public), generator_for(0, "prior")
-    some = torch.randperm(len(public), generator=drawn)[:POINTS]
-    rows = unit.to_model(public.inputs[some]).flatten(1).double()
-    points = normalize(rows - rows.mean(1, keepdim=True), dim=1)
-    prior = empirical(
-        points[points.square().sum(1) > 0.5].numpy(),
-        math.sqrt(2 * (1 - NEAR)),
-        confidence=1 - DOUBT / 2,  # the other half is the run's
-    )
     guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))
-    kappa = min(guesses * prior.high_anywhere, 1 - 1e-12)
+    kappa = min(guesses * chance_of_a_guess(truth, public), 1 - 1e-12)
     near = sum((row["correlation"] or 0.0) > NEAR for row in finding.per_record)
     tried = len(finding.per_record) or 1
     chance = 1.0
@@ -82,6 +73,23 @@ def promise(
         "violated": chance < DOUBT / 2,
         "text": _told(f"{near} of {tried} above a correlation of {NEAR:g}", chance, kappa),
     }
+
+
+def chance_of_a_guess(truth: Examples, public: Examples) -> float:
+    """At most so often does a guess without the model correlate above NEAR, by the public records.
+
+    Correlation is distance between centred records of length one.
+    """
+    unit, drawn = unit_of(truth, public), generator_for(0, "prior")
+    some = torch.randperm(len(public), generator=drawn)[:POINTS]
+    rows = unit.to_model(public.inputs[some]).flatten(1).double()
+    points = normalize(rows - rows.mean(1, keepdim=True), dim=1)
+    prior = empirical(
+        points[points.square().sum(1) > 0.5].numpy(),
+        math.sqrt(2 * (1 - NEAR)),
+        confidence=1 - DOUBT / 2,  # the other half is the run's
+    )
+    return prior.high_anywhere
 
 
 def _told(measured: str, chance: float, kappa: float) -> str:

@@ -71,19 +71,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
     case = replace(case, target=_told(case))
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
-    begun, timings = time.process_time(), {}
-    attacks: list[Attacked] = []
-    candidates: dict[str, Candidates] = {}
-    with task("auditing", len(rows)) as step:
-        for row in rows:
-            left = None if plan.budget is None else plan.budget - (time.process_time() - begun)
-            start = time.process_time()
-            attacked, found = _attack(case, plan, run, row, left)
-            timings[attacked.attack] = round(time.process_time() - start, 3)
-            attacks.append(attacked)
-            if found is not None and attacked.candidates is not None:
-                candidates[attacked.candidates] = found
-            step(note=attacked.attack)
+    attacks, candidates, timings = _attack_in_turn(case, plan, run, rows)
     attacks = _with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     hashes = {"weights": hash_tensors(case.target.weights), "data": _data_hash(case.truth)}
@@ -125,6 +113,26 @@ def _told(case: Case) -> Target:
     return replace(case.target, knowledge=told)
 
 
+def _attack_in_turn(
+    case: Case, plan: Plan, run: Run, rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[Attacked], dict[str, Candidates], dict[str, float]]:
+    """Each attack of the preflight within the budget; candidates by file, CPU seconds by attack."""
+    attacks: list[Attacked] = []
+    candidates: dict[str, Candidates] = {}
+    begun, timings = time.process_time(), dict[str, float]()
+    with task("auditing", len(rows)) as step:
+        for row in rows:
+            start = time.process_time()
+            left = None if plan.budget is None else plan.budget - (start - begun)
+            attacked, found = _attack(case, plan, run, row, left)
+            timings[attacked.attack] = round(time.process_time() - start, 3)
+            attacks.append(attacked)
+            if found is not None and attacked.candidates is not None:
+                candidates[attacked.candidates] = found
+            step(note=attacked.attack)
+    return attacks, candidates, timings
+
+
 def _attack(
     case: Case, plan: Plan, run: Run, row: Mapping[str, Any], left: float | None
 ) -> tuple[Attacked, Candidates | None]:
@@ -154,13 +162,7 @@ def _attack(
     except OutOfTimeError:
         reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
-    verdict, reason = judge(finding, control)
-    if verdict != Verdict.EXPOSED and shifted(found.inputs, case.truth.inputs, case.holdout.inputs):
-        verdict = Verdict.INCONCLUSIVE
-        reason = (
-            "what came back is your records but for one shift or scale of all: "
-            "give --mean and --std as they were in training"
-        )
+    verdict, reason = _judge(case, found, finding, control)
     file = _file(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:
@@ -177,6 +179,20 @@ def _attack(
         candidates=file,
         bound=bound,
     ), found
+
+
+def _judge(
+    case: Case, found: Candidates, finding: Finding, control: Control | None
+) -> tuple[Verdict, str]:
+    """The verdict and its reason; none is safe where the scaling was told wrong."""
+    verdict, reason = judge(finding, control)
+    if verdict != Verdict.EXPOSED and shifted(found.inputs, case.truth.inputs, case.holdout.inputs):
+        verdict = Verdict.INCONCLUSIVE
+        reason = (
+            "what came back is your records but for one shift or scale of all: "
+            "give --mean and --std as they were in training"
+        )
+    return verdict, reason
 
 
 def play(

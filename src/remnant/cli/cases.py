@@ -31,23 +31,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
 
     truth = load(spec.data, data_dir=spec.data_dir)
     check_of: Callable[[Examples, str], None]
-    others = {
-        name: load(source, data_dir=spec.data_dir)
-        for name in ("holdout", "public")
-        if (source := getattr(spec, name)) is not None
-    }
-    if not others:
-        do = "a verdict needs a null; give --holdout or --public"
-        raise InputError(expected("audit", "records that were not trained on", "none", do))
-    if len(others) == 1:  # one set serves as both, half each
-        (only,) = others.values()
-        middle = len(only) // 2
-        if middle < 1:
-            raise InputError(expected("--holdout", "two records or more", len(only)))
-        others = {
-            "holdout": only.take(range(middle)),
-            "public": only.take(range(middle, len(only))),
-        }
+    others = read_others(spec)
     if is_linear(spec.weights):
         target, hashes = read_linear_target(spec)
         loss = "mse"  # its own objective stands in its file
@@ -77,6 +61,30 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     )
     hashes |= {name: hash_examples(part) for name, part in (("data", truth), *others.items())}
     return case, hashes
+
+
+def read_others(spec: AuditSpec) -> dict[str, Examples]:
+    """Records that were not trained on: the held-out and the public ones, or half of either."""
+    from remnant.data import load
+
+    others = {
+        name: load(source, data_dir=spec.data_dir)
+        for name in ("holdout", "public")
+        if (source := getattr(spec, name)) is not None
+    }
+    if not others:
+        do = "a verdict needs a null; give --holdout or --public"
+        raise InputError(expected("audit", "records that were not trained on", "none", do))
+    if len(others) == 1:
+        (only,) = others.values()
+        middle = len(only) // 2
+        if middle < 1:
+            raise InputError(expected("--holdout", "two records or more", len(only)))
+        others = {
+            "holdout": only.take(range(middle)),
+            "public": only.take(range(middle, len(only))),
+        }
+    return others
 
 
 def _ledger(spec: AuditSpec) -> Any:

@@ -25,6 +25,7 @@ from remnant.cli.target import add_held, read_linear_target, read_target
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
+    from remnant.attacks import Attack
     from remnant.store import Run
     from remnant.types import Candidates, Target
 
@@ -199,15 +200,7 @@ def run(arguments: argparse.Namespace) -> int:
         kind = ATTACKS[arguments.attack]
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         attack = kind(**{k: v for k, v in vars(arguments).items() if k in fields})
-        spec = {
-            "verb": f"reconstruct-{arguments.attack}",
-            "seed": arguments.seed,
-            "attack": dataclasses.asdict(cast(Any, attack)),
-            **{name: getattr(arguments, name, None) for name in SPEC},
-            "shape": list(target.input_shape),
-            "bounds": target.bounds,
-            **hashes,
-        }
+        spec = run_spec(arguments, attack, target) | hashes
         stored = open_run(arguments.out or default_directory(spec), spec)
         if stored.finished:
             finding = read_finding(stored)
@@ -224,6 +217,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.attack == "glm":
         show_record(target, stored, arguments)
     return DONE
+
+
+def run_spec(arguments: argparse.Namespace, attack: Attack, target: Target) -> dict[str, Any]:
+    """All that decides the result, but for the files read."""
+    return {
+        "verb": f"reconstruct-{arguments.attack}",
+        "seed": arguments.seed,
+        "attack": dataclasses.asdict(cast(Any, attack)),
+        **{name: getattr(arguments, name, None) for name in SPEC},
+        "shape": list(target.input_shape),
+        "bounds": target.bounds,
+    }
 
 
 @contextmanager

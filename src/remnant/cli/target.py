@@ -38,7 +38,6 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     """The target that the flags describe, and hashes of all that was read."""
     from remnant.data import load
     from remnant.models import align, load_weights, read_weights
-    from remnant.store import hash_tensors
     from remnant.types import Knowledge, Target
 
     if arguments.records is not None and arguments.records < 1:
@@ -71,24 +70,31 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
         ),
     )
     check_labels(target.knowledge.labels, model, shape)
-    hashes = {
-        "weights": hash_tensors(target.weights),
-        **hash_model_file(arguments.model),
-        **{kind: hash_tensors(tensors) for kind, tensors in held.items()},
-        "scaling": hash_tensors({"mean": scaling.mean, "std": scaling.std}),
+    return target, hash_model_file(arguments.model) | hash_target(target)
+
+
+def hash_target(target: Target) -> dict[str, str]:
+    """A hash for each thing that the adversary holds."""
+    from remnant.store import hash_tensors
+
+    held, scaling = target.knowledge, target.scaling
+    tensors = {
+        "weights": target.weights,
+        "initial": held.initial,
+        "gradient": held.gradient,
+        "scaling": {"mean": scaling.mean, "std": scaling.std},
+        "buffers": dict(target.model.named_buffers()),
     }
-    buffers = dict(model.named_buffers())
-    if buffers:
-        hashes["buffers"] = hash_tensors(buffers)
-    if public is not None:
-        hashes["public"] = hash_tensors({"x": public.inputs})
-        hashes["public_labels"] = hash_tensors({"y": public.labels})
-    known = target.knowledge.known
-    if known is not None:
-        hashes["known"] = hash_tensors({"x": known.inputs, "y": known.labels})
-    if target.knowledge.recipe is not None:
-        hashes["recipe"] = repr(target.knowledge.recipe)
-    return target, hashes
+    hashes = {kind: hash_tensors(named) for kind, named in tensors.items() if named}
+    if held.public is not None:
+        hashes["public"] = hash_tensors({"x": held.public})
+    if held.public_labels is not None:
+        hashes["public_labels"] = hash_tensors({"y": held.public_labels})
+    if held.known is not None:
+        hashes["known"] = hash_tensors({"x": held.known.inputs, "y": held.known.labels})
+    if held.recipe is not None:
+        hashes["recipe"] = repr(held.recipe)
+    return hashes
 
 
 def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:

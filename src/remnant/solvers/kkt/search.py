@@ -85,15 +85,20 @@ def descend(
             solve = solve_duals if search.optimiser == "varpro" else None
             s, raw = by_adam(search, s, raw, total, spreads, solve, trace, step, kept)
     if search.finish:
-        exact = to_double(problem)
         held = Moment(sharpness=search.sharpness[1], whiten=search.whiten, spreads=spreads(s))
-
-        def exactly(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
-            return objective(exact, duals, search, s, raw, at)
-
-        s, raw = by_lbfgs(s.double(), raw.double(), exactly, held, search.finish)
-        problem = exact
+        problem, s, raw = _finish(to_double(problem), duals, search, s, raw, held)
     return _found(problem, duals, search, s, raw, trace)
+
+
+def _finish(
+    problem: Problem, duals: Duals, search: Search, s: Tensor, raw: Tensor, held: Moment
+) -> tuple[Problem, Tensor, Tensor]:
+    """L-BFGS in double precision; the problem comes back for what is measured there."""
+
+    def total(s: Tensor, raw: Tensor, at: Moment) -> Tensor:
+        return objective(problem, duals, search, s, raw, at)
+
+    return problem, *by_lbfgs(s.double(), raw.double(), total, held, search.finish)
 
 
 def _found(
