@@ -39,14 +39,14 @@ from remnant.sweep.fleets import spread_fleet, train_part
 from remnant.sweep.search import SAME, Search, run_trial, search, search_spec
 from remnant.training import SGD, GradientDescent, Recipe, train
 from remnant.training.shadows import Fleet
-from remnant.types import Examples, Knowledge, Scaling, Target
+from remnant.types import Candidates, Examples, Knowledge, Scaling, Target
 
 SIZES = ((10, 300), (50, 300), (100, 300), (50, 1000), (100, 1000), (200, 1000), (100, 2000))
-SPACE = {  # of the search: around the default, and more rank than records
-    "range_weight": {"low": 4.0, "high": 25.0, "log": True},
-    "whiten": {"low": 0.3, "high": 0.8},
-    "inner_rank": [20, 40, 80],
-    "rank": [50, 55, 60, 65],
+SPACE = {  # of the search: how long a trial descends, with how many candidates, and how
+    "steps": [1000, 2000, 4000],
+    "candidates": [100, 150, 200],
+    "whiten": {"low": 0.5, "high": 1.1},
+    "range_weight": {"low": 8.0, "high": 30.0, "log": True},
 }
 
 
@@ -241,32 +241,49 @@ def memory_now(*, reset: bool = False) -> float:
 
 
 def compare_search(args: argparse.Namespace) -> None:
-    """Chosen by consensus alone; the truth only counts what was chosen."""
+    """Chosen by consensus alone; the truth only counts what was chosen. The default settings then
+    get as many starts as take the time of the search."""
     for seed in args.seeds:
-        victim = victim_of(seed, 50, 300)
+        victim = victim_of(seed, 50, args.width)
         hashes = {"weights": hash_tensors(victim.target.weights)}
-        pooled = Search(
-            attack="kkt", space=SPACE, trials=args.trials, seed=seed,
-            settings={"steps": args.steps},
-        )  # fmt: skip
+        pooled = Search(attack="kkt", space=SPACE, trials=args.trials, seed=seed)
         with tempfile.TemporaryDirectory() as folder:
             # The same trials under both names: the second search finds all of them done.
             run = open_run(Path(folder) / "run", search_spec(pooled, hashes))
             for how in (pooled, replace(pooled, answer="best")):
                 found = search(victim.target, how, hashes, run=run, on="jobs:1")
                 told: Any = found.disclosed
+                value, own = told["chosen_value"], told["own_value"]
                 print(f"seed {seed} search, {how.answer}: {counts(victim, found.best.inputs)} in "
-                      f"{found.seconds:.0f} s, chosen {told['chosen']} {told['settings']}",
-                      flush=True)  # fmt: skip
-        for runs, starts in ((1, 4 * (args.trials + 1)), (args.trials + 1, 4)):
-            begun = time.process_time()
-            kkt = KKT(steps=args.steps, starts=starts)
-            names = ["attack", *(f"attack {i}" for i in range(1, runs))]
-            each = [kkt(victim.target, generator=generator_for(seed, name)) for name in names]
-            own = each[0] if runs == 1 else pool(each, victim.target.scaling, alike=SAME)
-            seconds = time.process_time() - begun
-            print(f"seed {seed} own settings, {runs} of {starts} starts: "
-                  f"{counts(victim, own.inputs)} in {seconds:.0f} s", flush=True)  # fmt: skip
+                      f"{found.seconds:.0f} s, chosen {told['chosen']} at {value:.3f} "
+                      f"(own {own:.3f}) {told['settings']}", flush=True)  # fmt: skip
+        begun, each = time.process_time(), []
+        while not each or (time.process_time() - begun) * (1 + 0.5 / len(each)) < found.seconds:
+            each.append(KKT()(victim.target, generator=generator_for(seed, f"own {len(each)}")))
+        say_own(f"{len(each)} times 4 starts, pooled", seed, victim, pool_of(each, victim), begun)
+        starts = starts_within(found.seconds, victim, seed)
+        begun = time.process_time()
+        once = KKT(starts=starts)(victim.target, generator=generator_for(seed, "attack"))
+        say_own(f"{starts} starts", seed, victim, once, begun)
+
+
+def starts_within(seconds: float, victim: Victim, seed: int) -> int:
+    """As many starts at once as take that long, by a tenth of the steps of 16."""
+    begun = time.process_time()
+    KKT(starts=16, steps=100)(victim.target, generator=generator_for(seed, "timing"))
+    return max(4, round(16 * seconds / (10 * (time.process_time() - begun))))
+
+
+def pool_of(each: list[Candidates], victim: Victim) -> Candidates:
+    return pool(each, victim.target.scaling, alike=SAME) if len(each) > 1 else each[0]
+
+
+def say_own(name: str, seed: int, victim: Victim, found: Candidates, begun: float) -> None:
+    seconds = time.process_time() - begun
+    print(
+        f"seed {seed} own settings, {name}: {counts(victim, found.inputs)} in {seconds:.0f} s",
+        flush=True,
+    )
 
 
 def counts(victim: Victim, inputs: torch.Tensor) -> str:

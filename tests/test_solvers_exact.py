@@ -8,8 +8,9 @@ import torch
 
 from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
+from remnant.solvers.difference import duals
 from remnant.solvers.difference.certificate import certify
-from remnant.solvers.difference.duals import null_vectors
+from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
 from remnant.solvers.difference.exact import (
     Found,
     Search,
@@ -132,6 +133,22 @@ def test_null_vectors_forgive_neurons_wrongly_taken_for_silent():
     forgiving = null_vectors(left, near, wrong.double()[None], widths=(0.3, 0.03, 0.03))
     plain = torch.linalg.svd(left[wrong])[2][-1]
     assert abs(float(forgiving[0] @ hidden)) > 1 - 1e-4 > abs(float(plain @ hidden))
+
+
+def test_many_records_need_no_gram_matrix_of_each_dual(monkeypatch):
+    left = torch.linalg.qr(torch.randn(400, 40, generator=seeded(), dtype=torch.float64))[0] * 20
+    hidden = torch.nn.functional.normalize(torch.randn(3, 40, generator=seeded(1)).double(), dim=1)
+    zeros = torch.stack([torch.arange(400) % 3 == k for k in range(3)])
+    near = torch.nn.functional.normalize(hidden + 0.02 * left[:3] / 20, dim=1)
+    weight = zeros / ((hidden @ left.T).square() + 0.1)
+    dense = least_on(left, weight, near, ridge=0.0), smallest_on(left, zeros, near)
+    monkeypatch.setattr(duals, "DENSE", 0)
+    free = least_on(left, weight, near, ridge=0.0), smallest_on(left, zeros, near)
+    for one, other in zip(dense, free, strict=True):
+        assert float((one * other).sum(1).abs().min()) == pytest.approx(1, abs=1e-9)
+    found = recover(small_problem()[0], Search(), generator=seeded())
+    assert found.exact
+    assert bool(found.passed.all())
 
 
 def test_a_singular_gram_matrix_still_factors():

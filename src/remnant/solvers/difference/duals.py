@@ -19,6 +19,12 @@ from remnant.solvers.algebra import damped_cholesky
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
 GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 
+# Records above which no Gram matrix is made for each dual: that would cost their number cubed.
+DENSE = 256
+# Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
+SETTLED = {torch.float32: 1e-5, torch.float64: 1e-14}
+MOST = 200
+
 
 def null_vectors(
     left: Tensor, z: Tensor, weights: Tensor, *, widths: Sequence[float] = GRADUAL, chunk: int = 8
@@ -28,15 +34,71 @@ def null_vectors(
     Each width in turn is one inverse power step on the Gram matrix of the rows of `left`, weighted
     by weights / (a^2 + width^2) with a = left z of the step before.
     """
-    rough, rough_transposed = left.float(), left.T.float().contiguous()  # sharpened later
-    found = []
+    rough, found = left.float(), []  # sharpened later
     for start, rows in zip(z.split(chunk), weights.split(chunk), strict=True):
         near = normalize(start, dim=1)
         for width in widths:
             a = near @ left.T
             weight = (rows / (a**2 + width**2)).float()
-            gram = torch.matmul(rough_transposed * weight[:, None, :], rough).double()
-            factor = damped_cholesky(gram, 1e-7)
-            near = normalize(torch.cholesky_solve(near[:, :, None], factor)[:, :, 0], dim=1)
+            near = least_on(rough, weight, near, ridge=1e-7)
         found.append(near)
     return torch.cat(found)
+
+
+def smallest_on(left: Tensor, zeros: Tensor, near: Tensor, *, steps: int = 3) -> Tensor:
+    """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`."""
+    if left.shape[1] > DENSE:
+        weight = zeros.to(left)
+        for _ in range(steps):
+            near = least_on(left, weight, normalize(near, dim=1), ridge=0.0)
+        return near
+    found = []
+    for own, start in zip(zeros, near, strict=True):
+        rows = left[own]
+        factor = damped_cholesky((rows.T @ rows)[None], 1e-13)[0]
+        fresh = start[:, None]
+        for _ in range(steps):
+            fresh = normalize(torch.cholesky_solve(fresh, factor), dim=0)
+        found.append(fresh[:, 0])
+    return torch.stack(found)
+
+
+def least_on(left: Tensor, weight: Tensor, near: Tensor, *, ridge: float) -> Tensor:
+    """Unit rows x (k x n) with the least sum over neurons of weight (k x w) times (left x)^2, of
+    those with x . near = 1: an inverse power step from `near` on a weighted Gram matrix.
+
+    left: w x n, columns of unit root-mean-square. Its precision is that of the result.
+    """
+    if left.shape[1] > DENSE:
+        return _by_conjugate_gradients(left, weight, near.to(left.dtype)).double()
+    gram = torch.matmul(left.T.contiguous() * weight[:, None, :], left).double()
+    factor = damped_cholesky(gram, ridge)
+    return normalize(torch.cholesky_solve(near[:, :, None], factor)[:, :, 0], dim=1)
+
+
+def _by_conjugate_gradients(left: Tensor, weight: Tensor, near: Tensor) -> Tensor:
+    """Without the Gram matrix of each row: two products with `left` an iteration for all of them.
+
+    With near + p in place of x, p orthogonal to near, the null direction is out of the problem.
+    What is left of the silent rows is a random part of orthonormal columns, well conditioned.
+    """
+
+    def across(v: Tensor) -> Tensor:
+        return v - (v * near).sum(1, keepdim=True) * near
+
+    def gram(v: Tensor) -> Tensor:
+        return ((v @ left.T) * weight) @ left
+
+    close = SETTLED[left.dtype] * weight.sum(1)
+    rest = -across(gram(near))
+    p, way = torch.zeros_like(near), rest
+    size = rest.square().sum(1)
+    for _ in range(MOST):
+        if bool((size.sqrt() < close).all()):
+            break
+        image = across(gram(way))
+        step = size / (way * image).sum(1).clamp(min=torch.finfo(left.dtype).tiny)
+        p, rest = p + step[:, None] * way, rest - step[:, None] * image
+        size, before = rest.square().sum(1), size
+        way = rest + (size / before.clamp(min=torch.finfo(left.dtype).tiny))[:, None] * way
+    return normalize(near + p, dim=1)

@@ -29,6 +29,7 @@ from remnant.solvers.difference.zeros import settle
 from remnant.solvers.spans import Span
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
+PLENTY = 0.5  # share of sure duals above which the other points are not refined
 NEAR = 0.25  # gap of a point worth a try
 LARGER = 8.0  # what two estimates of a record differ by falls short of their squared error by that
 LEAST = 4.0  # times the median error: one that is stated is not below
@@ -151,13 +152,13 @@ def find_records(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points y (k x n) in the space that the found duals leave, duals z (k x n), and whether sure.
 
-    Where a point's dual is not, the point is refined, and tells better which neurons are silent.
+    Where few points' duals are, the others are refined, and tell better which neurons are silent.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
     margin = SILENT[barren % len(SILENT)]
     y, z = find_rough(problem, basis, barren, search, generator)
     near, sure = take_duals(problem, y, z, margin)
-    if problem.signals is None and not bool(sure.all()):
+    if problem.signals is None and float(sure.double().mean()) < PLENTY:
         start = problem.start @ basis
         better, _ = refine_points(start, problem.penalty(), y[~sure] @ basis, iterations=5)
         y[~sure] = upright(problem, better @ basis.T)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.difference.duals import smallest_on
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
@@ -55,11 +56,18 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
         if n == 1:
             second[i] = 1.0
             continue
-        for _ in range(2):
-            values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
-            second[i], direction[i] = values[1], vectors[:, 1]
-            rows = rows[(rows @ vectors[:, 1]).abs().argsort()[: len(rows) - SPARED]]
+        gram = rows.T @ rows
+        second[i], direction[i] = second_of(gram / len(rows))
+        spared = rows[(rows @ direction[i]).abs().argsort()[len(rows) - SPARED :]]
+        fewer = (gram - spared.T @ spared) / (len(rows) - SPARED)
+        second[i], direction[i] = second_of(fewer)
     return Zeros(count=count, second=second, direction=direction)
+
+
+def second_of(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """The second smallest eigenvalue of a symmetric matrix, and its eigenvector."""
+    values, vectors = eigh(gram.numpy(), subset_by_index=(1, 1), check_finite=False)
+    return torch.from_numpy(values)[0], torch.from_numpy(vectors)[:, 0]
 
 
 def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
@@ -109,14 +117,12 @@ def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
     left, fitted = problem.span.left, z.clone()
     zeros = (z @ left.T).abs() < below
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
-    for i in enough.nonzero()[:, 0].tolist():
-        rows = left[zeros[i]]
-        factor = damped_cholesky((rows.T @ rows)[None], 1e-13)[0]
-        fresh = z[i][:, None]
-        for _ in range(3):
-            fresh = normalize(torch.cholesky_solve(fresh, factor), dim=0)
-        if float((fresh[:, 0] @ z[i]).abs()) > 0.999:
-            fitted[i] = fresh[:, 0]
+    if not bool(enough.any()):
+        return fitted
+    near = z[enough]
+    fresh = smallest_on(left, zeros[enough], near)
+    same = (fresh * near).sum(1).abs() > 0.999
+    fitted[enough] = torch.where(same[:, None], fresh, near)
     return fitted
 
 
