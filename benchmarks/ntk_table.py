@@ -81,7 +81,9 @@ def rows() -> dict[str, Row]:
     for data, records, width in pushes:
         table[f"{data}-{records}-{width}"] = row(data, records, width)
     # Of MNIST 1000 are too many: its records have at most 784 directions.
-    table["cifar10-1000-8192"] = row("cifar10", 1000, 8192, batch_size=100)
+    for records, width in ((400, 4096), (1000, 8192)):
+        name = f"cifar10-{records}-{width}"
+        table[name] = row("cifar10", records, width, batch_size=100)
     return table
 
 

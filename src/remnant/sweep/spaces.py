@@ -71,7 +71,7 @@ DEFAULT: Mapping[str, Space] = {
     "kkt": Space(
         axes={
             "range_weight": Range(low=3.0, high=30.0, log=True),
-            "whiten": Range(low=0.2, high=0.8),
+            "whiten": Range(low=0.2, high=1.1),
             "inner_rank": Choice((20, 40, 80)),
             "lambda_min": Choice((0.0, 1e-3)),
             "tv_weight": Choice((0.0, 1e-5, 1e-4)),
