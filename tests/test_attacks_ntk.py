@@ -101,6 +101,29 @@ def test_adam_on_data_with_dead_inputs_is_no_count_either():
     assert found.figures["counted"] is None
 
 
+@pytest.mark.parametrize(("records", "counted"), [(52, 52), (70, None)])
+def test_a_nearly_full_spectrum_counts_only_if_all_records_come_back(records, counted):
+    """Of 62 live inputs: 70 records look like about 55, of which a few would be certified."""
+    digits = load("digits")
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))[:records]
+    inputs = digits.inputs[order].flatten(1) - digits.inputs.flatten(1).mean(0)
+    torch.manual_seed(0)
+    model = stack_of(64, 384)
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(70):
+        steps.zero_grad()
+        nn.functional.cross_entropy(model(inputs), digits.labels[order]).backward()
+        steps.step()
+    knowledge = Knowledge(initial=initial)
+    target = Target(model=model, input_shape=(64,), bounds=None, knowledge=knowledge)
+    found = attack(target)
+    assert found.figures["counted"] == counted
+    assert len(found) == (counted or 0)
+    if counted:
+        assert float(torch.cdist(inputs, found.inputs).min(1).values.max()) < 0.01
+
+
 def stack_of(inputs, width):
     torch.manual_seed(0)
     layers = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]

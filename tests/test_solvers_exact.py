@@ -151,6 +151,20 @@ def test_many_records_need_no_gram_matrix_of_each_dual(monkeypatch):
     assert bool(found.passed.all())
 
 
+def test_a_dual_that_arrives_early_is_left_alone(monkeypatch):
+    """Beside one of hardly more zeros than records, which takes long."""
+    left = torch.linalg.qr(torch.randn(600, 60, generator=seeded(), dtype=torch.float64))[0]
+    hidden = torch.nn.functional.normalize(torch.randn(2, 60, generator=seeded(1)).double(), dim=1)
+    zeros = torch.stack([torch.arange(600) < 400, torch.arange(600) >= 530])
+    for own, null in zip(zeros, hidden, strict=True):
+        left[own] -= (left[own] @ null)[:, None] * null
+    near = torch.nn.functional.normalize(hidden + 0.02 * left[:2], dim=1)
+    monkeypatch.setattr(duals, "DENSE", 0)
+    found = smallest_on(left, zeros, near)
+    assert bool(found.isfinite().all())
+    assert float((found[0] * hidden[0]).sum().abs()) == pytest.approx(1, abs=1e-9)
+
+
 def test_a_singular_gram_matrix_still_factors():
     singular = torch.ones(1, 3, 3, dtype=torch.float64)
     factor = damped_cholesky(singular, 0.0 + 1e-18)

@@ -39,7 +39,7 @@ def test_places_are_read_and_others_refused():
     assert read_place("dask://10.0.0.1:8786") == ("dask", "10.0.0.1:8786")
     assert read_place("ray://local") == ("ray", "local")
     assert read_place(None) == ("jobs", str(cores()))
-    for wrong in ("jobs:0", "jobs:x", "dask://", "slurm://a", "4", ""):
+    for wrong in ("jobs:0", "jobs:x", "dask://", "dask://nope", "slurm://a", "4", ""):
         with pytest.raises(InputError, match="expected jobs:N, dask://HOST:PORT or ray"):
             read_place(wrong)
 

@@ -36,8 +36,8 @@ ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.
 
 UNMOVED = "initial and final weights are the same: no training lies between them"
 # Share of the live inputs: a gap beyond may be that of inputs that hardly vary, so the count is
-# believed only if records come of it.
-FULL = 0.75
+# believed only if as many records are certified. Most such are not worth a search of many rounds.
+FULL, FEW = 0.75, 2
 # Rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off, and a gap that is not.
 COARSE, COARSE_GAP = 1e-3, 15.0
 
@@ -60,24 +60,33 @@ def recover_exactly(
     if count is None:
         return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
     width = len(evidence.vector[pair.first.weight])
-    if 2 * count > width:
+    live = int(pair.first.affine(evidence.vector).any(0).sum())
+    full = spectrum.clear and count > FULL * live
+    if 2 * count > width and not full:
         reason = f"{count} records at width {width}: past width / 2 they are not determined"
         return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
     if not spectrum.clear:  # perhaps noise was added; then tolerances are those of the noise
         level = noise_precision(parts.values, pair.first.affine(evidence.end))
         evidence = replace(evidence, precision=max(evidence.precision, level))
-    span = span_of(parts, count)
-    recovery = solve(evidence, pair, span, search, generator)
-    if recovery.certificate is None:
-        recovery = polished(target, evidence, pair, span, recovery)
-    live = int(pair.first.affine(evidence.vector).any(0).sum())
-    if spectrum.clear and count > FULL * live and not bool(recovery.passed.any()):
-        reason = (
-            f"the first layer's change has rank {count} with {live} live inputs: nearly full, as "
-            "after Adam, or of too many records to tell apart; no record was certified"
-        )
-        return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, None))
-    return conclude(target, evidence, spectrum, decay, recovery, count, generator)
+
+    def recovered(how: Search) -> Candidates:
+        span = span_of(parts, count)
+        recovery = solve(evidence, pair, span, how, generator)
+        if recovery.certificate is None:
+            recovery = polished(target, evidence, pair, span, recovery)
+        return conclude(target, evidence, spectrum, decay, recovery, count, generator)
+
+    if not full:
+        return recovered(search)
+    if 2 * count <= width:
+        found = recovered(replace(search, patience=min(search.patience, FEW)))
+        if found.status == Status.COMPLETE:
+            return found
+    reason = (
+        f"the first layer's change has rank {count} with {live} live inputs: nearly full, as after "
+        "Adam, or of too many records to tell apart; so many were not found"
+    )
+    return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, None))
 
 
 def solve(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,10 +72,9 @@ def read_place(on: str | None) -> tuple[str, str]:
     """`jobs:2` as ("jobs", "2"), `dask://host:8786` as ("dask", "host:8786"); None: every core."""
     if on is None:
         return "jobs", str(cores())
-    for kind, mark in (("jobs", ":"), ("dask", "://"), ("ray", "://")):
-        rest = on.removeprefix(kind + mark)
-        if rest != on and rest and (kind != "jobs" or (rest.isdecimal() and int(rest) > 0)):
-            return kind, rest
+    for place in (r"(jobs):(0*[1-9]\d*)", r"(dask)://(.+:\d{1,5})", r"(ray)://(.+)"):
+        if read := re.fullmatch(place, on, re.ASCII):
+            return read[1], read[2]
     raise InputError(
         expected("place of tasks", "jobs:N, dask://HOST:PORT or ray://HOST:PORT", repr(on))
     )

@@ -89,16 +89,20 @@ def _by_conjugate_gradients(left: Tensor, weight: Tensor, near: Tensor) -> Tenso
     def gram(v: Tensor) -> Tensor:
         return ((v @ left.T) * weight) @ left
 
-    close = SETTLED[left.dtype] * weight.sum(1)
+    close = (SETTLED[left.dtype] * weight.sum(1)).square()
     rest = -across(gram(near))
     p, way = torch.zeros_like(near), rest
     size = rest.square().sum(1)
+    live = size > close  # a row that has arrived stays, or rounding would carry it away
     for _ in range(MOST):
-        if bool((size.sqrt() < close).all()):
+        if not bool(live.any()):
             break
         image = across(gram(way))
-        step = size / (way * image).sum(1).clamp(min=torch.finfo(left.dtype).tiny)
-        p, rest = p + step[:, None] * way, rest - step[:, None] * image
+        bend = (way * image).sum(1)
+        live = live & (bend > 0)
+        step = torch.where(live, size / bend, 0.0)[:, None]
+        p, rest = p + step * way, rest - step * image
         size, before = rest.square().sum(1), size
-        way = rest + (size / before.clamp(min=torch.finfo(left.dtype).tiny))[:, None] * way
+        way = rest + torch.where(live, size / before, 0.0)[:, None] * way
+        live = live & (size > close)
     return normalize(near + p, dim=1)

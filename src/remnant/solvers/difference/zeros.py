@@ -66,8 +66,8 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
 
 def second_of(gram: Tensor) -> tuple[Tensor, Tensor]:
     """The second smallest eigenvalue of a symmetric matrix, and its eigenvector."""
-    values, vectors = eigh(gram.numpy(), subset_by_index=(1, 1), check_finite=False)
-    return torch.from_numpy(values)[0], torch.from_numpy(vectors)[:, 0]
+    values, vectors = eigh(gram.cpu().numpy(), subset_by_index=(1, 1), check_finite=False)
+    return torch.from_numpy(values)[0].to(gram), torch.from_numpy(vectors)[:, 0].to(gram)
 
 
 def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
