@@ -19,7 +19,7 @@ from remnant.solvers.algebra import damped_cholesky
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
 GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 
-# Records above which no Gram matrix is made for each dual: that would cost their number cubed.
+# Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
 SETTLED = {torch.float32: 1e-5, torch.float64: 1e-14}

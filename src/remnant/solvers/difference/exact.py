@@ -31,7 +31,7 @@ from remnant.solvers.spans import Span
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 PLENTY = 0.5  # share of sure duals above which the other points are not refined
 NEAR = 0.25  # gap of a point worth a try
-LARGER = 8.0  # what two estimates of a record differ by falls short of their squared error by that
+LARGER = 12.0  # what two estimates of a record differ by falls short of their squared error by that
 LEAST = 4.0  # times the median error: one that is stated is not below
 SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 
