@@ -122,8 +122,8 @@ def test_the_slider_works_by_keyboard(visit):
     assert page.locator("#viewer-title").inner_text() != title
     page.keyboard.press("Escape")
     assert not viewer.is_visible()
-    where = "document.activeElement.closest('.card').querySelector('code').innerText"
-    assert page.evaluate(where) == page.locator(".card code").nth(2).inner_text()
+    # Browsers send the dialog's `close`, on which the focus returns, a little after it is gone.
+    api.expect(page.locator(".card").nth(2).locator("button.pair")).to_be_focused()
 
 
 def test_the_slider_works_by_mouse(visit):
