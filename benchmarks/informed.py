@@ -6,7 +6,9 @@
     python benchmarks/informed.py adam --targets 20
     python benchmarks/informed.py batches --targets 10
     python benchmarks/informed.py learned --shadows 3500 [--data mnist-full.npz]
-    python benchmarks/informed.py cifar --data cifar10.npz --fixed 500
+    python benchmarks/informed.py cifar --data cifar10.npz --fixed 500 --epochs 15 --targets 1
+    python benchmarks/informed.py cifar-learned --data cifar10.npz --fixed 500 --epochs 15 \\
+        --shadows 300 --targets 20
 
 Times are CPU seconds of one thread. A target counts as flagged if its residual is above the
 tolerance: then nothing is claimed of it. Replay prints a line for every five targets, with the
@@ -122,7 +124,7 @@ def learned_line(
 
 
 def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
-    learned = asked.what == "learned"
+    learned = asked.what.endswith("learned")
     settings = Factors(
         fixed=asked.fixed,
         shadows=asked.shadows if learned else 0,
@@ -131,7 +133,8 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
         reconn_epochs=asked.reconn_epochs,
     )
     if learned:
-        yield from learned_lines(make_scene(settings, Factor(), data, asked.seed), settings)
+        factor = CIFAR if asked.what.startswith("cifar") else Factor()
+        yield from learned_lines(make_scene(settings, factor, data, asked.seed), settings)
     elif asked.what == "cifar":
         scene = make_scene(settings, CIFAR, data, asked.seed)
         yield from replay_lines("CIFAR CNN", scene, asked.evaluations)
@@ -149,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    kinds = ("replay", "relu", "adam", "batches", "learned", "cifar")
+    kinds = ("replay", "relu", "adam", "batches", "learned", "cifar", "cifar-learned")
     parser.add_argument("what", choices=kinds)
     parser.add_argument("--data", type=Path, help="npz of records, instead of the bundled MNIST")
     parser.add_argument("--targets", type=int, default=100)

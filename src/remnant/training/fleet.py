@@ -280,10 +280,10 @@ def train_fleet(
     stacked = initial if initial is not None and _own_starts(model, initial) else None
     start = None if stacked else initial
     run = share(model, fixed, recipe, scaling=scaling, initial=start, order=base, dtype=dtype)
-    rows = None if own is None else _stacked_rows(run, own)
+    rows = _stacked_rows(run, own) if own and run.rows[0] is not None else None
     extra = scaling.to_model(inputs.to(run.inputs))[:, None]
     check_labels(recipe.loss, torch.zeros(len(labels), _width(run)), labels)
-    stack = known_stack(run) if own is None and stacked is None else None
+    stack = known_stack(run) if rows is None and stacked is None else None
     if stack is not None:
         return run.named(_fused(run, stack, extra, labels, memory))
     finals = []
@@ -339,9 +339,7 @@ def _stacked_rows(run: SharedRun, generators: Sequence[torch.Generator]) -> list
 
 
 def _part(run: SharedRun, rows: list[Tensor] | None, part: slice) -> SharedRun:
-    if rows is None or run.rows[0] is None:
-        return run
-    return replace(run, rows=tuple(r[part] for r in rows))
+    return run if rows is None else replace(run, rows=tuple(r[part] for r in rows))
 
 
 def _width(run: SharedRun) -> int:

@@ -18,22 +18,26 @@ from remnant.solvers.algebra import damped_cholesky
 # Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
 GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
+# Then, where silent neurons abound: of many records a fit to a dual's smallest entries (`zeros`)
+# would stay where it is, with the wrong ones among them.
+FINER = (0.003, 0.003, 0.002, 0.002, *(0.001,) * 4, *(0.0005,) * 4)
 
 # Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
-SETTLED = {torch.float32: 1e-5, torch.float64: 1e-14}
+SETTLED = {torch.float32: 1e-5, torch.float64: 1e-10}
 MOST = 200
 
 
 def null_vectors(
-    left: Tensor, z: Tensor, weights: Tensor, *, widths: Sequence[float] = GRADUAL, chunk: int = 8
+    left: Tensor, z: Tensor, weights: Tensor, *, widths: Sequence[float] = GRADUAL
 ) -> Tensor:
     """Unit rows (k x n) near z that make left z vanish where `weights` (k x w) is large.
 
     Each width in turn is one inverse power step on the Gram matrix of the rows of `left`, weighted
     by weights / (a^2 + width^2) with a = left z of the step before.
     """
+    chunk = 32 if left.shape[1] > DENSE else 8  # rows of products, or Gram matrices at once
     rough, found = left.float(), []  # sharpened later
     for start, rows in zip(z.split(chunk), weights.split(chunk), strict=True):
         near = normalize(start, dim=1)
@@ -45,19 +49,18 @@ def null_vectors(
     return torch.cat(found)
 
 
-def smallest_on(left: Tensor, zeros: Tensor, near: Tensor, *, steps: int = 3) -> Tensor:
+def smallest_on(left: Tensor, zeros: Tensor, near: Tensor) -> Tensor:
     """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`."""
     if left.shape[1] > DENSE:
-        weight = zeros.to(left)
-        for _ in range(steps):
-            near = least_on(left, weight, normalize(near, dim=1), ridge=0.0)
+        for rows in (left.float(), left):  # from where single precision ends it is not far
+            near = least_on(rows, zeros.to(rows), normalize(near, dim=1), ridge=0.0)
         return near
     found = []
     for own, start in zip(zeros, near, strict=True):
         rows = left[own]
         factor = damped_cholesky((rows.T @ rows)[None], 1e-13)[0]
         fresh = start[:, None]
-        for _ in range(steps):
+        for _ in range(3):
             fresh = normalize(torch.cholesky_solve(fresh, factor), dim=0)
         found.append(fresh[:, 0])
     return torch.stack(found)

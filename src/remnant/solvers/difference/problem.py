@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remnant.solvers.spans import Span, rounding_level
 
+MANY, ROOM = 256, 6  # records, and neurons for each
 LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
 
 
@@ -29,6 +30,11 @@ class Problem:
     @property
     def count(self) -> int:
         return self.start.shape[1]
+
+    @property
+    def roomy(self) -> bool:
+        """Whether there are many records, and far more silent neurons than a dual needs."""
+        return self.count > MANY and len(self.start) > ROOM * self.count
 
     def penalty(self, exponent: float = 0.75) -> Tensor:
         """w x w float32: what it costs to leave the features' space, weakest directions most."""

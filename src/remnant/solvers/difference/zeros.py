@@ -104,7 +104,7 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
     zero would bend the fit, so it ends with those that are within twice the usual rounding.
     """
-    for below in REFITS:
+    for below in REFITS[1:] if problem.roomy else REFITS:  # there, `duals` went finer
         z = refit_on_zeros(problem, z, max(below, problem.zero))
     if problem.zero > LEAST_ZERO:
         for share in (0.3, 0.2, 0.2):

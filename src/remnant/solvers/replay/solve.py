@@ -21,6 +21,7 @@ from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
 
+CLOSE = 1.2  # labels within that of the least misfit after a short run are given another
 HOPEFUL = 0.5  # a residual below which another label, or a longer way, may still match the run
 
 
@@ -188,7 +189,8 @@ def likely_labels(
     that it began with (K).
 
     One run per class ranks them, mostly by the later layers (for Adam by absolute values over
-    all: few weights move by whole steps whatever the label); those that lead are followed up.
+    all: few weights move by whole steps whatever the label); those that lead are followed up, and
+    once more where that decides nothing.
     """
     run, settings = problem.run, problem.settings
     ends = end_of_run(run, starts[:, None], torch.arange(len(starts))[:, None])
@@ -206,12 +208,17 @@ def likely_labels(
     if short is newton:
         short = partial(newton, steps=slice(2))
     found = short(many, points, labels, settings.label_evaluations)
-    best = torch.stack(
-        [mine[found.values[mine].argmin()] for mine in torch.split(
-            torch.arange(len(targets)), torch.bincount(targets).tolist()
-        )]
-    )  # fmt: skip
-    ended = many.chart.records(found.points, points)
+    ended, values = many.chart.records(found.points, points), found.values.clone()
+    sizes = torch.bincount(targets).tolist()
+    least = torch.stack([mine.min() for mine in values.split(sizes)])
+    close = values <= CLOSE * least[targets]
+    close &= torch.bincount(targets[close])[targets] > 1
+    if bool(close.any()) and short is solve:
+        again = problem.rows(targets[close])
+        more = solve(again, ended[close], labels[close], settings.label_evaluations)
+        ended[close], values[close] = again.chart.records(more.points, ended[close]), more.values
+    each = torch.arange(len(targets)).split(sizes)
+    best = torch.stack([mine[values[mine].argmin()] for mine in each])
     return ended[best], labels[best], found.trace[0][best]
 
 
