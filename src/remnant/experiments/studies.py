@@ -218,7 +218,7 @@ STUDIES: Mapping[str, Study] = {
         cells=informed.batch_cells,
         measure=informed.measure_batches,
         plot=informed.plot_batches,
-        columns=("batch_size", "method", "shadows", *INFORMED),
+        columns=("lr", "order", "batch_size", "method", *INFORMED),
     ),
     "kkt-grid": Study(
         title="Final weights alone: width against the number of records",

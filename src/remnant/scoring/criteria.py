@@ -41,7 +41,8 @@ def kl_each(classifier: nn.Module, guess: Tensor, truth: Tensor) -> Tensor:
     """k: KL divergence of the classifier's outputs at the guess from those at the truth."""
     with torch.no_grad():
         at_truth, at_guess = (classifier(x).log_softmax(1) for x in (truth, guess))
-    return F.kl_div(at_guess, at_truth, reduction="none", log_target=True).sum(1)
+    divergence = F.kl_div(at_guess, at_truth, reduction="none", log_target=True).sum(1)
+    return divergence.clamp(min=0.0)  # rounding may leave less
 
 
 def membership_game(guess: Tensor, truth: Tensor, other: Tensor) -> float:

@@ -20,7 +20,7 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
 from remnant.solvers.difference.certificate import Certificate, certify
-from remnant.solvers.difference.duals import FINER, null_vectors
+from remnant.solvers.difference.duals import FINER, GRADUAL, SLOWER, null_vectors
 from remnant.solvers.difference.graph import LIGHT, Spaces, find_points, refine_points
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.rerun import Fit
@@ -159,13 +159,13 @@ def find_records(
     basis = complement(found.z / problem.span.scale, problem.count)
     margin = SILENT[barren % len(SILENT)]
     y, z = find_rough(problem, basis, barren, search, generator)
-    near, sure = take_duals(problem, y, z, margin)
+    near, sure = take_duals(problem, found, y, z, margin)
     enough = bool(sure.any()) if problem.roomy else float(sure.double().mean()) >= PLENTY
     if problem.signals is None and not enough:
         start = problem.start @ basis
         better, _ = refine_points(start, problem.penalty(), y[~sure] @ basis, iterations=5)
         y[~sure] = upright(problem, better @ basis.T)
-        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure], margin)
+        near[~sure], sure[~sure] = take_duals(problem, found, y[~sure], z[~sure], margin)
     return y, near, sure
 
 
@@ -200,16 +200,20 @@ def upright(problem: Problem, y: Tensor) -> Tensor:
     return normalize(y, dim=1) * torch.where(y @ last < 0, -1.0, 1.0)[:, None]
 
 
-def take_duals(problem: Problem, y: Tensor, z: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+def take_duals(
+    problem: Problem, found: Found, y: Tensor, z: Tensor, margin: float
+) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure."""
-    margins, left = problem.margin(y), problem.span.left
+    margins, left, roomy = problem.margin(y), problem.span.left, problem.roomy
     silent = clearly_silent(margins, -margin, problem.count)
-    near, sure = null_vectors(left, z, silent), torch.zeros(len(z), dtype=torch.bool)
-    tried = ~((near @ near.T).abs() > SAME_DUAL).tril(-1).any(1)  # several starts, one record
-    if problem.roomy:
-        near[tried] = null_vectors(left, near[tried], silent[tried], widths=FINER)
-        tried &= silent_share(problem, margins, near) > MOSTLY
-    near[tried], sure[tried] = settle(problem, near[tried], problem.not_firing(y[tried]))
+    near = null_vectors(left, z, silent, widths=SLOWER if roomy else GRADUAL)
+    known = torch.cat([found.z, near])
+    fresh = ~((near @ known.T).abs() > SAME_DUAL).tril(len(found) - 1).any(1)
+    if roomy:
+        near[fresh] = null_vectors(left, near[fresh], silent[fresh], widths=FINER)
+        fresh &= silent_share(problem, margins, near) > MOSTLY
+    sure = torch.zeros(len(z), dtype=torch.bool)
+    near[fresh], sure[fresh] = settle(problem, near[fresh], problem.not_firing(y[fresh]))
     return near, sure
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 from remnant.solvers.difference.duals import smallest_on
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
+COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
 # The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
 # 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
@@ -106,8 +107,8 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     """
     for below in REFITS[1:] if problem.roomy else REFITS:  # there, `duals` went finer
         z = refit_on_zeros(problem, z, max(below, problem.zero))
-    if problem.zero > LEAST_ZERO:
-        for share in (0.3, 0.2, 0.2):
+    if COARSE[0] * problem.zero > LEAST_ZERO:
+        for share in COARSE:
             z = refit_on_zeros(problem, z, share * problem.zero)
     return z
 
