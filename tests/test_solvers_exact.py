@@ -9,13 +9,16 @@ import torch
 from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
 from remnant.solvers.difference import duals
+from remnant.solvers.difference import problem as problem_module
 from remnant.solvers.difference.certificate import certify
 from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
 from remnant.solvers.difference.exact import (
+    MOSTLY,
     Found,
     Search,
     finish,
     recover,
+    silent_share,
     solve_records,
     take_duals,
 )
@@ -141,9 +144,12 @@ def test_many_records_need_no_gram_matrix_of_each_dual(monkeypatch):
     zeros = torch.stack([torch.arange(400) % 3 == k for k in range(3)])
     near = torch.nn.functional.normalize(hidden + 0.02 * left[:3] / 20, dim=1)
     weight = zeros / ((hidden @ left.T).square() + 0.1)
-    dense = least_on(left, weight, near, ridge=0.0), smallest_on(left, zeros, near)
+    planted = left.clone()
+    for own, null in zip(zeros, hidden, strict=True):
+        planted[own] -= (planted[own] @ null)[:, None] * null
+    dense = least_on(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
     monkeypatch.setattr(duals, "DENSE", 0)
-    free = least_on(left, weight, near, ridge=0.0), smallest_on(left, zeros, near)
+    free = least_on(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
     for one, other in zip(dense, free, strict=True):
         assert float((one * other).sum(1).abs().min()) == pytest.approx(1, abs=1e-9)
     found = recover(small_problem()[0], Search(), generator=seeded())
@@ -373,11 +379,42 @@ def test_a_wrong_record_leaves_some_of_the_change_unexplained():
     assert certify(problem, wrong, z, y).residual > 5 * right
 
 
-def test_a_rough_dual_gets_exact_where_its_point_is_silent():
+def nobody(problem):
+    return Found(z=torch.zeros(0, problem.count).double(), y=torch.zeros(0, problem.count).double())
+
+
+@pytest.mark.parametrize("roomy", [False, True])
+def test_a_rough_dual_gets_exact_where_its_point_is_silent(roomy, monkeypatch):
     problem, records = small_problem()
+    if roomy:
+        monkeypatch.setattr(problem_module, "MANY", 0)
+        monkeypatch.setattr(problem_module, "ROOM", 1)
+        monkeypatch.setattr(duals, "DENSE", 0)
+    assert problem.roomy == roomy
     z, y = true_duals(problem, records), records @ problem.span.right.T
     noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
     rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
-    near, sure = take_duals(problem, y, rough, 0.0)
+    near, sure = take_duals(problem, nobody(problem), y, rough, 0.0)
     assert int(sure.sum()) > 0.8 * len(z)
     assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9
+
+
+def test_a_dual_counts_once_and_not_if_it_was_known():
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    _, sure = take_duals(problem, nobody(problem), y, z, 0.0)
+    twice = torch.arange(len(z)).repeat(2)
+    _, again = take_duals(problem, nobody(problem), y[twice], z[twice], 0.0)
+    assert torch.equal(again, torch.cat([sure, torch.zeros_like(sure)]))
+    known = Found(z=z[:3], y=y[:3])
+    _, others = take_duals(problem, known, y, z, 0.0)
+    assert not bool(others[:3].any())
+    assert torch.equal(others[3:], sure[3:])
+
+
+def test_a_dual_vanishes_where_its_own_point_is_silent_and_a_mixture_does_not():
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    mixed = torch.nn.functional.normalize(z + z.roll(1, 0), dim=1)
+    own, wrong = (silent_share(problem, problem.margin(y), each) for each in (z, mixed))
+    assert float(own.min()) > MOSTLY > float(wrong.median())

@@ -175,7 +175,7 @@ def find_rough(
     """Different points y (k x n) in the span of `basis` (n x r) and rough duals z (k x n)."""
     left = problem.span.left / math.sqrt(len(problem.start))
     starts = min(search.starts, max(8, 2 * basis.shape[1]))
-    iterations = search.iterations * (3 if barren else 1) * 2 // (3 if problem.roomy else 2)
+    iterations = search.iterations * (3 if barren else 1)
     if problem.signals is None:
         both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end]) @ basis
         ends, triangle = torch.linalg.qr(both)
