@@ -9,6 +9,7 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.replay import solve as solve_module
+from remnant.solvers.replay import ways
 from remnant.solvers.replay.chart import chart_of
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.solve import replay, replay_update
@@ -52,6 +53,26 @@ def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
     alone = replay(run, released, starts=starts_of(run), settings=QUICK)
     assert not alone.matched.any()
     assert alone.evaluations < found.evaluations
+
+
+@pytest.mark.parametrize("close", [0.0, 1e9])
+def test_labels_that_stay_close_get_another_short_run(close, monkeypatch):
+    run, released, truth, labels = a_run()
+    plain, rows = solve_module.solve, []
+
+    def counted(problem, starts, *rest):
+        rows.append(len(starts))
+        return plain(problem, starts, *rest)
+
+    monkeypatch.setattr(solve_module, "CLOSE", close)
+    monkeypatch.setattr(solve_module, "solve", counted)
+    monkeypatch.setattr(ways, "solve", counted)
+    settings = replace(QUICK, doubt=1e9, labels_tried=4)
+    found = replay(run, released, starts=starts_of(run), settings=settings)
+    followed = 4 * len(labels)
+    assert rows == ([followed, followed, len(labels)] if close else [followed, len(labels)])
+    assert torch.equal(found.labels, labels)
+    assert worst(found, truth) < 1e-7
 
 
 @pytest.mark.parametrize("what", ["initial weights", "order", "noise"])

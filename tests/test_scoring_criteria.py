@@ -36,4 +36,5 @@ def test_the_divergence_is_that_of_the_outputs():
     p, q = (model(x).softmax(1).detach() for x in (truth, guess))
     slow = (p * (p / q).log()).sum(1)
     assert torch.allclose(criteria.kl_each(model, guess, truth), slow, atol=1e-6)
+    assert float(criteria.kl_each(model, truth * (1 + 1e-7), truth).min()) >= 0
     assert torch.allclose(criteria.kl_each(model, truth, truth), torch.zeros(5), atol=1e-6)

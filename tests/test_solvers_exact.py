@@ -144,9 +144,9 @@ def test_many_records_need_no_gram_matrix_of_each_dual(monkeypatch):
     zeros = torch.stack([torch.arange(400) % 3 == k for k in range(3)])
     near = torch.nn.functional.normalize(hidden + 0.02 * left[:3] / 20, dim=1)
     weight = zeros / ((hidden @ left.T).square() + 0.1)
-    planted = left.clone()
+    planted = left + 0.01 * torch.randn(left.shape, generator=seeded(2), dtype=torch.float64)
     for own, null in zip(zeros, hidden, strict=True):
-        planted[own] -= (planted[own] @ null)[:, None] * null
+        planted[own] -= (left[own] @ null)[:, None] * null
     dense = least_on(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
     monkeypatch.setattr(duals, "DENSE", 0)
     free = least_on(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
@@ -383,14 +383,19 @@ def nobody(problem):
     return Found(z=torch.zeros(0, problem.count).double(), y=torch.zeros(0, problem.count).double())
 
 
-@pytest.mark.parametrize("roomy", [False, True])
-def test_a_rough_dual_gets_exact_where_its_point_is_silent(roomy, monkeypatch):
+@pytest.fixture
+def roomy(monkeypatch):
+    """Let a small problem count as one of many records."""
+    for module, name in ((problem_module, "DENSE"), (problem_module, "ROOM"), (duals, "DENSE")):
+        monkeypatch.setattr(module, name, 0)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_rough_dual_gets_exact_where_its_point_is_silent(many, request):
+    if many:
+        request.getfixturevalue("roomy")
     problem, records = small_problem()
-    if roomy:
-        monkeypatch.setattr(problem_module, "MANY", 0)
-        monkeypatch.setattr(problem_module, "ROOM", 1)
-        monkeypatch.setattr(duals, "DENSE", 0)
-    assert problem.roomy == roomy
+    assert problem.roomy == many
     z, y = true_duals(problem, records), records @ problem.span.right.T
     noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
     rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
@@ -399,7 +404,17 @@ def test_a_rough_dual_gets_exact_where_its_point_is_silent(roomy, monkeypatch):
     assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9
 
 
-def test_a_dual_counts_once_and_not_if_it_was_known():
+def test_coarse_weights_do_not_hide_the_zeros_of_a_dual(roomy):
+    problem, records = small_problem()
+    coarse = dataclasses.replace(problem, zero=0.03)
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    noise = 0.01 * torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
+    rough = torch.nn.functional.normalize(z + noise / math.sqrt(len(z)), dim=1)
+    assert float(silent_share(coarse, coarse.margin(y), rough).min()) > MOSTLY
+    assert float(silent_share(problem, problem.margin(y), rough).min()) < MOSTLY
+
+
+def test_many_starts_at_one_record_count_once_and_known_ones_not_at_all(roomy):
     problem, records = small_problem()
     z, y = true_duals(problem, records), records @ problem.span.right.T
     _, sure = take_duals(problem, nobody(problem), y, z, 0.0)

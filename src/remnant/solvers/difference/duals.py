@@ -53,7 +53,10 @@ def null_vectors(
 
 
 def smallest_on(left: Tensor, zeros: Tensor, near: Tensor) -> Tensor:
-    """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`."""
+    """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`.
+
+    Of more than DENSE records only nearly so where it makes none small.
+    """
     if left.shape[1] > DENSE:
         for rows in (left.float(), left):  # from where single precision ends it is not far
             near = least_on(rows, zeros.to(rows), normalize(near, dim=1), ridge=0.0)

@@ -160,8 +160,8 @@ def find_records(
     margin = SILENT[barren % len(SILENT)]
     y, z = find_rough(problem, basis, barren, search, generator)
     near, sure = take_duals(problem, found, y, z, margin)
-    enough = bool(sure.any()) if problem.roomy else float(sure.double().mean()) >= PLENTY
-    if problem.signals is None and not enough:
+    plenty = 1 / len(sure) if problem.roomy else PLENTY  # there refining costs the most
+    if problem.signals is None and float(sure.double().mean()) < plenty:
         start = problem.start @ basis
         better, _ = refine_points(start, problem.penalty(), y[~sure] @ basis, iterations=5)
         y[~sure] = upright(problem, better @ basis.T)
@@ -207,12 +207,12 @@ def take_duals(
     margins, left, roomy = problem.margin(y), problem.span.left, problem.roomy
     silent = clearly_silent(margins, -margin, problem.count)
     near = null_vectors(left, z, silent, widths=SLOWER if roomy else GRADUAL)
-    known = torch.cat([found.z, near])
-    fresh = ~((near @ known.T).abs() > SAME_DUAL).tril(len(found) - 1).any(1)
-    if roomy:
+    fresh, sure = torch.ones(len(z), dtype=torch.bool), torch.zeros(len(z), dtype=torch.bool)
+    if roomy:  # many starts end at one record
+        known = torch.cat([found.z, near])
+        fresh = ~((near @ known.T).abs() > SAME_DUAL).tril(len(found) - 1).any(1)
         near[fresh] = null_vectors(left, near[fresh], silent[fresh], widths=FINER)
         fresh &= silent_share(problem, margins, near) > MOSTLY
-    sure = torch.zeros(len(z), dtype=torch.bool)
     near[fresh], sure[fresh] = settle(problem, near[fresh], problem.not_firing(y[fresh]))
     return near, sure
 
@@ -224,8 +224,8 @@ def silent_share(problem: Problem, margins: Tensor, z: Tensor) -> Tensor:
     records of CIFAR-10 at width 8192 they had up to 0.58, right ones 0.79 and more.
     """
     silent = margins < -CLEARLY
-    zero = (z @ problem.span.left.T).abs() < NEARLY_ZERO
-    return (zero & silent).sum(1) / silent.sum(1)
+    zero = (z @ problem.span.left.T).abs() < max(NEARLY_ZERO, problem.zero)
+    return (zero & silent).sum(1) / silent.sum(1).clamp(min=1)
 
 
 def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remnant.solvers.difference.duals import DENSE
 from remnant.solvers.spans import Span, rounding_level
 
-MANY, ROOM = 256, 6  # records, and neurons for each
+ROOM = 6  # neurons for each record
 LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
 
 
@@ -33,8 +34,9 @@ class Problem:
 
     @property
     def roomy(self) -> bool:
-        """Whether there are many records, and far more silent neurons than a dual needs."""
-        return self.count > MANY and len(self.start) > ROOM * self.count
+        """Whether there are many records, and so many neurons that far more of them are silent than
+        a dual needs."""
+        return self.count > DENSE and len(self.start) > ROOM * self.count
 
     def penalty(self, exponent: float = 0.75) -> Tensor:
         """w x w float32: what it costs to leave the features' space, weakest directions most."""

@@ -107,7 +107,8 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     """
     for below in REFITS[1:] if problem.roomy else REFITS:  # there, `duals` went finer
         z = refit_on_zeros(problem, z, max(below, problem.zero))
-    if COARSE[0] * problem.zero > LEAST_ZERO:
+    # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
+    if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
         for share in COARSE:
             z = refit_on_zeros(problem, z, share * problem.zero)
     return z

@@ -190,7 +190,7 @@ def likely_labels(
 
     One run per class ranks them, mostly by the later layers (for Adam by absolute values over
     all: few weights move by whole steps whatever the label); those that lead are followed up, and
-    once more where that decides nothing.
+    by L-BFGS once more where that decides nothing.
     """
     run, settings = problem.run, problem.settings
     ends = end_of_run(run, starts[:, None], torch.arange(len(starts))[:, None])
@@ -212,7 +212,7 @@ def likely_labels(
     sizes = torch.bincount(targets).tolist()
     least = torch.stack([mine.min() for mine in values.split(sizes)])
     close = values <= CLOSE * least[targets]
-    close &= torch.bincount(targets[close])[targets] > 1
+    close &= torch.bincount(targets[close], minlength=len(sizes))[targets] > 1
     if bool(close.any()) and short is solve:
         again = problem.rows(targets[close])
         more = solve(again, ended[close], labels[close], settings.label_evaluations)

@@ -29,12 +29,13 @@ class ReplaySettings:
     """How the run is solved for its unknown records.
 
     evaluations: runs forward and backward for each target, after its label is told. labels_tried:
-    unknown labels that are followed up, by `label_evaluations` each (twice where close), if
-    their first guess is within `doubt` times the best one's. tolerance: the share of the start's misfit below which a
-    run counts as matched; its square for logits, for Adam and for several unknown records, its cube
-    where nothing is known, since mixtures of records of one class fit almost as well as the
-    records. bends, inner: Gauss-Newton steps for networks with ReLU, see `newton`. algebra: use
-    what the first layer tells, see `chart`. memory: bytes that the kept states of a run may fill.
+    unknown labels that are followed up, by `label_evaluations` each (twice where close), if their
+    first guess is within `doubt` times the best one's. tolerance: the share of the start's misfit
+    below which a run counts as matched; its square for logits, for Adam and for several unknown
+    records, its cube where nothing is known, since mixtures of records of one class fit almost as
+    well as the records. bends, inner: Gauss-Newton steps for networks with ReLU, see `newton`.
+    algebra: use what the first layer tells, see `chart`. memory: bytes that the kept states of a
+    run may fill.
     """
 
     evaluations: int = 80
