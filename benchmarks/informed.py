@@ -34,6 +34,7 @@ from remnant.experiments.informed_scenes import (
     Scene,
     by_reconn,
     by_ridge,
+    cnn_factor,
     make_scene,
     replayed,
     some_of,
@@ -43,7 +44,6 @@ from remnant.scoring.criteria import mse_each, oracle, order_statistics
 from remnant.types import Examples
 
 AT_ONCE = 5  # targets whose runs are replayed together
-CIFAR = Factor(model="cnn:3x32x32-c16k4s2-c32k4-10-10:elu", lr=0.01)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,10 +133,11 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
         reconn_epochs=asked.reconn_epochs,
     )
     if learned:
-        factor = CIFAR if asked.what.startswith("cifar") else Factor()
+        cifar = asked.what.startswith("cifar")
+        factor = cnn_factor("default", data) if cifar else Factor()
         yield from learned_lines(make_scene(settings, factor, data, asked.seed), settings)
     elif asked.what == "cifar":
-        scene = make_scene(settings, CIFAR, data, asked.seed)
+        scene = make_scene(settings, cnn_factor("default", data), data, asked.seed)
         yield from replay_lines("CIFAR CNN", scene, asked.evaluations)
         near = oracle(scene.targets.inputs, scene.fixed.inputs)
         yield f"oracle over the known records: {float(near.mean()):.4f}"

@@ -68,6 +68,9 @@ TINY = {
     "informed-factors": informed.Factors(
         factors=("default",), methods=("replay", "ridge"), **INFORMED
     ),
+    "informed-cnn": informed.Convolutions(
+        factors=("default",), methods=("ridge",), data=("mnist",), **INFORMED
+    ),
     "informed-shadows": informed.Shadows(counts=(20, 40), methods=("ridge",), **INFORMED),
     "informed-batch": informed.Batches(lrs=(0.05,), sizes=(10,), methods=("ridge",), **INFORMED),
     "kkt-grid": kkt.Grid(widths=(24,), records=(4,), tasks=("ce",), **TOY),

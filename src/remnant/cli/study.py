@@ -34,6 +34,7 @@ SUMMARIES = {
     "leak-factors": "000, Figures 5, 7, 11: which records leak; the number of classes",
     "fine-tuning": "000, Figure 4: a pretrained residual network tuned on a few images",
     "informed-factors": "001, Tables II and V: one unknown record, factor by factor",
+    "informed-cnn": "001, Table II for the convolutional network on cifar10",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
     "kkt-grid": "004: records back from final weights, width against their number",

@@ -70,6 +70,27 @@ FACTORS: Mapping[str, Factor] = {
 }
 
 
+# The rows of Table II for the convolutional network; its model is what follows the input's shape.
+CNN = "c16k4s2-c32k4-10-10"
+CNN_FACTORS: Mapping[str, Factor] = {
+    "default": Factor(model=f"{CNN}:elu", lr=0.01),
+    "unknown initialisation": Factor(model=f"{CNN}:elu", lr=0.01, initial_known=False),
+    "black box": Factor(model=f"{CNN}:elu", lr=0.01, probes=200),
+    "dense layers only": Factor(model=f"{CNN}:elu", lr=0.01, layers=("5.", "7.")),
+    "hidden layer of 30": Factor(model="c16k4s2-c32k4-30-10:elu", lr=0.01),
+    "2.5 times the epochs": Factor(model=f"{CNN}:elu", lr=0.01, more_epochs=2.5),
+    "learning rate 0.002": Factor(model=f"{CNN}:elu", lr=0.002),
+    "twice the fixed set": Factor(model=f"{CNN}:elu", lr=0.01, fixed=120),
+    "ReLU": Factor(model=CNN, lr=0.01),
+}
+
+
+def cnn_factor(name: str, data: Examples) -> Factor:
+    """The row of that name for records of these shapes."""
+    shape = "x".join(str(size) for size in data.shape)
+    return replace(CNN_FACTORS[name], model=f"cnn:{shape}-{CNN_FACTORS[name].model}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Factors:
     """Tables II and V, at a size that takes minutes; the paper has 10,000 fixed records, 59,000

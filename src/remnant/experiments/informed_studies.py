@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remnant.experiments.informed_scenes import (
+    CNN_FACTORS,
     FACTORS,
     LEARNED,
     Factor,
@@ -27,6 +28,7 @@ from remnant.experiments.informed_scenes import (
     Scene,
     assumed_run,
     by_replay,
+    cnn_factor,
     make_scene,
     train_shadows,
 )
@@ -89,6 +91,19 @@ def loss_auc(scene: Scene) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Convolutions(Factors):
+    """Table II for the convolutional network, at a size that takes half an hour."""
+
+    fixed: int = 60
+    shadows: int = 200
+    targets: int = 2
+    epochs: int = 10
+    factors: tuple[str, ...] = tuple(CNN_FACTORS)
+    evaluations: int = 60
+    data: tuple[str, ...] = ("cifar10",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shadows(Factors):
     """Figure 5c: the error against the number of shadow models; replay needs none."""
 
@@ -117,6 +132,9 @@ QUICK_FACTORS = Factors(
     evaluations=40,
     reconn_epochs=10,
     factors=("default", "second layer only", "ReLU", "unknown initialisation", "black box"),
+)
+QUICK_CONVOLUTIONS = Convolutions(
+    fixed=20, shadows=50, epochs=3, evaluations=20, reconn_epochs=3, factors=("default",)
 )
 QUICK_SHADOWS = Shadows(
     fixed=150,
@@ -209,6 +227,14 @@ def measure_factors(settings: Factors, cell: Row, data: Mapping[str, Examples]) 
     return [cell | row for row in rows]
 
 
+def measure_convolutions(
+    settings: Convolutions, cell: Row, data: Mapping[str, Examples]
+) -> list[Row]:
+    records = data[settings.data[0]]
+    rows = measured(settings, cnn_factor(cell["factor"], records), records, cell["seed"])
+    return [cell | row for row in rows]
+
+
 def shadow_cells(settings: Shadows, seed: int) -> list[Row]:
     return [{"seed": seed + k} for k in range(settings.repeats)]
 
@@ -246,10 +272,10 @@ def with_oracle(rows: Sequence[Row]) -> list[Row]:
     return [*rows, *seen]
 
 
-def plot_factors(rows: Sequence[Row]) -> tuple[Panel, ...]:
+def plot_factors(rows: Sequence[Row], panel: str = "MNIST") -> tuple[Panel, ...]:
     return line_panels(
         with_oracle(rows),
-        panel=lambda row: "MNIST",
+        panel=lambda row: panel,
         line="method",
         x="factor",
         y="mse",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,15 @@ STUDIES: Mapping[str, Study] = {
         cells=informed.factor_cells,
         measure=informed.measure_factors,
         plot=informed.plot_factors,
+        columns=("factor", "method", "shadows", *INFORMED),
+    ),
+    "informed-cnn": Study(
+        title="One unknown record of a convolutional network, factor by factor",
+        settings=informed.Convolutions(),
+        quick=informed.QUICK_CONVOLUTIONS,
+        cells=informed.factor_cells,
+        measure=informed.measure_convolutions,
+        plot=partial(informed.plot_factors, panel="CIFAR-10"),
         columns=("factor", "method", "shadows", *INFORMED),
     ),
     "informed-shadows": Study(
