@@ -92,7 +92,7 @@ def loss_auc(scene: Scene) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Convolutions(Factors):
-    """Table II for the convolutional network, at a size that takes half an hour."""
+    """Table II for the convolutional network, at a size that takes an hour or two."""
 
     fixed: int = 60
     shadows: int = 200
