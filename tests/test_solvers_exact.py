@@ -6,21 +6,18 @@ import math
 import pytest
 import torch
 
+from exact_case import seeded, small_problem, true_duals
 from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
 from remnant.solvers.difference import duals
-from remnant.solvers.difference import problem as problem_module
 from remnant.solvers.difference.certificate import certify
 from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
 from remnant.solvers.difference.exact import (
-    MOSTLY,
     Found,
     Search,
     finish,
     recover,
-    silent_share,
     solve_records,
-    take_duals,
 )
 from remnant.solvers.difference.graph import (
     LIGHT,
@@ -30,39 +27,11 @@ from remnant.solvers.difference.graph import (
     project_on_graph,
     refine_points,
 )
-from remnant.solvers.difference.problem import pose
 from remnant.solvers.difference.zeros import determined, settle, sharpen
 from remnant.solvers.layers import first_pair
-from remnant.solvers.spans import count_records, decompose, rounding_level, span_of
+from remnant.solvers.spans import count_records, rounding_level
 from remnant.types import Knowledge, Target
 from targets import faces_target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def small_problem():
-    target, truth, _ = faces_target()
-    evidence = weight_difference(target)
-    pair = first_pair(target.model)
-    change = pair.first.affine(evidence.vector)
-    problem = pose(
-        span_of(decompose(change), len(truth)),
-        pair.first.affine(evidence.start),
-        pair.first.affine(evidence.end),
-        evidence.vector[pair.next.weight],
-        precision=evidence.precision,
-    )
-    inputs = target.scaling.to_model(truth).flatten(1).double()
-    return problem, torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
-
-
-def true_duals(problem, records):
-    """Rows z with left z_i = a_i, from M = A X~ solved for A."""
-    coordinates = records @ problem.span.right.T
-    z = torch.linalg.inv(coordinates).T * problem.span.scale
-    return torch.nn.functional.normalize(z, dim=1)
 
 
 def test_the_graph_projection_is_the_nearest_point():
@@ -377,59 +346,3 @@ def test_a_wrong_record_leaves_some_of_the_change_unexplained():
     wrong[2] = 0.5 * (records[2] + records[7])
     assert right < 2e-3
     assert certify(problem, wrong, z, y).residual > 5 * right
-
-
-def nobody(problem):
-    return Found(z=torch.zeros(0, problem.count).double(), y=torch.zeros(0, problem.count).double())
-
-
-@pytest.fixture
-def roomy(monkeypatch):
-    """Let a small problem count as one of many records."""
-    for module, name in ((problem_module, "DENSE"), (problem_module, "ROOM"), (duals, "DENSE")):
-        monkeypatch.setattr(module, name, 0)
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_a_rough_dual_gets_exact_where_its_point_is_silent(many, request):
-    if many:
-        request.getfixturevalue("roomy")
-    problem, records = small_problem()
-    assert problem.roomy == many
-    z, y = true_duals(problem, records), records @ problem.span.right.T
-    noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
-    rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
-    near, sure = take_duals(problem, nobody(problem), y, rough, 0.0)
-    assert int(sure.sum()) > 0.8 * len(z)
-    assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9
-
-
-def test_coarse_weights_do_not_hide_the_zeros_of_a_dual(roomy):
-    problem, records = small_problem()
-    coarse = dataclasses.replace(problem, zero=0.03)
-    z, y = true_duals(problem, records), records @ problem.span.right.T
-    noise = 0.01 * torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
-    rough = torch.nn.functional.normalize(z + noise / math.sqrt(len(z)), dim=1)
-    assert float(silent_share(coarse, coarse.margin(y), rough).min()) > MOSTLY
-    assert float(silent_share(problem, problem.margin(y), rough).min()) < MOSTLY
-
-
-def test_many_starts_at_one_record_count_once_and_known_ones_not_at_all(roomy):
-    problem, records = small_problem()
-    z, y = true_duals(problem, records), records @ problem.span.right.T
-    _, sure = take_duals(problem, nobody(problem), y, z, 0.0)
-    twice = torch.arange(len(z)).repeat(2)
-    _, again = take_duals(problem, nobody(problem), y[twice], z[twice], 0.0)
-    assert torch.equal(again, torch.cat([sure, torch.zeros_like(sure)]))
-    known = Found(z=z[:3], y=y[:3])
-    _, others = take_duals(problem, known, y, z, 0.0)
-    assert not bool(others[:3].any())
-    assert torch.equal(others[3:], sure[3:])
-
-
-def test_a_dual_vanishes_where_its_own_point_is_silent_and_a_mixture_does_not():
-    problem, records = small_problem()
-    z, y = true_duals(problem, records), records @ problem.span.right.T
-    mixed = torch.nn.functional.normalize(z + z.roll(1, 0), dim=1)
-    own, wrong = (silent_share(problem, problem.margin(y), each) for each in (z, mixed))
-    assert float(own.min()) > MOSTLY > float(wrong.median())

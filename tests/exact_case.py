@@ -1,0 +1,36 @@
+"""The exact solver's problem on faces, small enough for tests, and its true duals."""
+
+import torch
+
+from remnant.evidence import weight_difference
+from remnant.solvers.difference.problem import pose
+from remnant.solvers.layers import first_pair
+from remnant.solvers.spans import decompose, span_of
+from targets import faces_target
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def small_problem():
+    target, truth, _ = faces_target()
+    evidence = weight_difference(target)
+    pair = first_pair(target.model)
+    change = pair.first.affine(evidence.vector)
+    problem = pose(
+        span_of(decompose(change), len(truth)),
+        pair.first.affine(evidence.start),
+        pair.first.affine(evidence.end),
+        evidence.vector[pair.next.weight],
+        precision=evidence.precision,
+    )
+    inputs = target.scaling.to_model(truth).flatten(1).double()
+    return problem, torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
+
+
+def true_duals(problem, records):
+    """Rows z with left z_i = a_i, from M = A X~ solved for A."""
+    coordinates = records @ problem.span.right.T
+    z = torch.linalg.inv(coordinates).T * problem.span.scale
+    return torch.nn.functional.normalize(z, dim=1)
