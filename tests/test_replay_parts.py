@@ -9,7 +9,7 @@ from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of, solve_columns
 from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import minimise
+from remnant.solvers.replay.lbfgs import minimise, rows_of, with_rows
 from remnant.solvers.replay.newton import gauss_newton, least_squares
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import frames
@@ -173,16 +173,51 @@ def test_sensitivity_is_the_length_of_the_derivative():
         assert said.tolist() == [[idle]]
 
 
-def test_rows_of_lbfgs_are_independent():
+def bowl(x):
     scale = torch.logspace(0, 3, 6, dtype=torch.float64)
+    return (scale * x.square()).sum(1), 2 * scale * x
 
-    def bowl(x):
-        return (scale * x.square()).sum(1), 2 * scale * x
 
-    start = torch.randn(3, 6, generator=seeded(0), dtype=torch.float64) * torch.tensor(
-        [[1.0], [10.0], [0.1]], dtype=torch.float64
-    )
-    together = minimise(bowl, start, evaluations=60)
-    alone = minimise(bowl, start[1:2], evaluations=60)
+def bowl_starts():
+    sizes = torch.tensor([[1.0], [10.0], [0.1]], dtype=torch.float64)
+    return torch.randn(3, 6, generator=seeded(0), dtype=torch.float64) * sizes
+
+
+def test_rows_of_lbfgs_are_independent():
+    together = minimise(bowl, bowl_starts(), evaluations=60)
+    alone = minimise(bowl, bowl_starts()[1:2], evaluations=60)
     assert together.values.max() < 1e-15
     assert torch.allclose(together.points[1:2], alone.points, atol=1e-12)
+
+
+def test_lbfgs_goes_on_where_it_was():
+    whole = minimise(bowl, bowl_starts(), evaluations=14)
+    begun = minimise(bowl, bowl_starts(), evaluations=9)
+    # The point where it goes on is evaluated once more.
+    gone_on = minimise(bowl, begun.points, evaluations=6, pairs=begun.pairs)
+    anew = minimise(bowl, begun.points, evaluations=6)
+    assert torch.allclose(gone_on.points, whole.points, atol=1e-9)
+    assert (gone_on.values < 0.1 * anew.values).all()
+
+
+def test_rows_of_lbfgs_have_evaluations_of_their_own():
+    allowed = torch.tensor([3, 12, 12])
+    mixed = minimise(bowl, bowl_starts(), evaluations=allowed)
+    assert mixed.evaluations == 12
+    for row, count in enumerate(allowed.tolist()):
+        alone = minimise(bowl, bowl_starts()[row : row + 1], evaluations=count)
+        assert torch.allclose(mixed.points[row], alone.points[0], atol=1e-12)
+
+
+def test_some_rows_of_lbfgs_go_on_and_the_others_wait():
+    begun = minimise(bowl, bowl_starts(), evaluations=6)
+    some = torch.tensor([0, 2])
+    more = minimise(bowl, begun.points[some], evaluations=5, pairs=rows_of(begun.pairs, some))
+    points = begun.points.index_copy(0, some, more.points)
+    pairs = with_rows(begun.pairs, some, more.pairs)
+    together = minimise(bowl, points, evaluations=5, pairs=pairs)
+    waited = minimise(bowl, begun.points[1:2], evaluations=5,
+                      pairs=rows_of(begun.pairs, torch.tensor([1])))  # fmt: skip
+    went_on = minimise(bowl, more.points, evaluations=5, pairs=more.pairs)
+    assert torch.allclose(together.points[1], waited.points[0], atol=1e-12)
+    assert torch.allclose(together.points[some], went_on.points, atol=1e-12)

@@ -36,21 +36,17 @@ def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
 
     def misled(problem, weights, starts):
         """Labels one off, as long as not all of them are followed up."""
-        points, said, before = first(problem, weights, starts)
-        return (
-            (points, said, before)
-            if problem.settings.doubt > 2
-            else (points, (said + 1) % 10, before)
-        )
+        begun = first(problem, weights, starts)
+        told = problem.settings.doubt > 2
+        return begun if told else replace(begun, labels=(begun.labels + 1) % 10, pairs=[])
 
     monkeypatch.setattr(solve_module, "likely_labels", misled)
-    monkeypatch.setattr(solve_module, "HOPEFUL", 1e6)
-    found = replay(run, released, starts=starts_of(run), settings=QUICK)
+    again = replace(QUICK, hopeful=1e6)
+    found = replay(run, released, starts=starts_of(run), settings=again)
     assert torch.equal(found.labels, labels)
     assert worst(found, truth) < 1e-7
     assert found.matched.all()
-    monkeypatch.setattr(solve_module, "HOPEFUL", 0.0)
-    alone = replay(run, released, starts=starts_of(run), settings=QUICK)
+    alone = replay(run, released, starts=starts_of(run), settings=replace(QUICK, hopeful=0.0))
     assert not alone.matched.any()
     assert alone.evaluations < found.evaluations
 
@@ -60,9 +56,9 @@ def test_labels_that_stay_close_get_another_short_run(close, monkeypatch):
     run, released, truth, labels = a_run()
     plain, rows = solve_module.solve, []
 
-    def counted(problem, starts, *rest):
+    def counted(problem, starts, *rest, **more):
         rows.append(len(starts))
-        return plain(problem, starts, *rest)
+        return plain(problem, starts, *rest, **more)
 
     monkeypatch.setattr(solve_module, "CLOSE", close)
     monkeypatch.setattr(solve_module, "solve", counted)

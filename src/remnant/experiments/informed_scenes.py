@@ -102,7 +102,7 @@ class Factors:
     epochs: int = 50
     factors: tuple[str, ...] = tuple(FACTORS)
     methods: tuple[str, ...] = METHODS
-    evaluations: int = 68
+    evaluations: int = 80
     reconn_epochs: int = 30
     classifier_epochs: int = 8
     repeats: int = 1
@@ -192,7 +192,7 @@ def train_shadows(scene: Scene) -> dict[str, Tensor]:
 # Methods: each returns reconstructions k x shape and figures
 
 
-def replayed(scene: Scene, evaluations: int) -> Replayed:
+def replayed(scene: Scene, settings: ReplaySettings) -> Replayed:
     """Replay as the attack does it, the labels inferred; all targets at once."""
     hard = bool(scene.factor.probes or scene.factor.layers or scene.factor.adam)
     run = assumed_run(scene, double=hard)
@@ -202,12 +202,12 @@ def replayed(scene: Scene, evaluations: int) -> Replayed:
         scene.released,
         starts=class_starts(run.inputs, run.labels, classes),
         observation=observation_of(scene),
-        settings=ReplaySettings(evaluations=evaluations),
+        settings=settings,
     )
 
 
 def by_replay(scene: Scene, settings: Factors) -> tuple[Tensor, Row]:
-    found = replayed(scene, settings.evaluations)
+    found = replayed(scene, ReplaySettings(evaluations=settings.evaluations))
     certified = found.matched & found.determined
     guess = found.records[:, 0].float().clamp(0, 1)
     wrong = certified & (mse_each(guess, scene.targets.inputs) > 1e-3)

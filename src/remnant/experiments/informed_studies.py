@@ -99,7 +99,7 @@ class Convolutions(Factors):
     targets: int = 2
     epochs: int = 10
     factors: tuple[str, ...] = tuple(CNN_FACTORS)
-    evaluations: int = 60
+    evaluations: int = 72
     data: tuple[str, ...] = ("cifar10",)
 
 
@@ -129,24 +129,24 @@ QUICK_FACTORS = Factors(
     shadows=300,
     targets=4,
     epochs=15,
-    evaluations=40,
+    evaluations=52,
     reconn_epochs=10,
     factors=("default", "second layer only", "ReLU", "unknown initialisation", "black box"),
 )
 QUICK_CONVOLUTIONS = Convolutions(
-    fixed=20, shadows=50, epochs=3, evaluations=20, reconn_epochs=3, factors=("default",)
+    fixed=20, shadows=50, epochs=3, evaluations=32, reconn_epochs=3, factors=("default",)
 )
 QUICK_SHADOWS = Shadows(
     fixed=150,
     shadows=600,
     targets=4,
     epochs=15,
-    evaluations=40,
+    evaluations=52,
     reconn_epochs=10,
     counts=(100, 600),
 )
 QUICK_BATCHES = Batches(
-    fixed=150, shadows=300, targets=3, epochs=5, evaluations=40, lrs=(0.05,), sizes=(50, 151)
+    fixed=150, shadows=300, targets=3, epochs=5, evaluations=52, lrs=(0.05,), sizes=(50, 151)
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,20 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """K x d -> values K and gradients K x d, row by row."""
 
 ARMIJO = 1e-4
-Pair = tuple[Tensor, Tensor, Tensor]  # step, change of gradient (K x d), 1 / their product (K)
+Pair = tuple[Tensor, Tensor, Tensor]
+"""A step, the change of the gradient (K x d each), and 1 / their product (K; 0: not used)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Minimum:
-    """Where each row ended: points K x d, values K, the values after every evaluation."""
+    """Where each row ended: points K x d, values K, the values after every evaluation, and what is
+    remembered of the curvature."""
 
     points: Tensor
     values: Tensor
     evaluations: int
     trace: tuple[Tensor, ...]
+    pairs: list[Pair] = field(default_factory=list)
 
 
 def joined(parts: Sequence[Minimum]) -> Minimum:
@@ -43,34 +46,37 @@ def minimise(
     objective: Objective,
     start: Tensor,
     *,
-    evaluations: int,
+    evaluations: int | Tensor,
     history: int = 30,
     enough: Tensor | float = 0.0,
     first_step: float = 1.0,
+    pairs: list[Pair] | None = None,
     each: Callable[[], object] = lambda: None,
 ) -> Minimum:
     """Descend from `start` (K x d) until every value is at most `enough` or evaluations run out.
 
-    A row whose trial point does not fall enough (Armijo) stays, and tries a shorter step at the
-    next evaluation. first_step: the length of the first one.
+    evaluations: of all rows, or of each (K); a row that has had its own stays where it is. So does
+    one whose trial point does not fall enough (Armijo), which tries a shorter step at the next.
+    first_step: the length of the first one. pairs: of a descent to here.
     """
     x = start.clone()
     f, g = objective(x)
     each()
-    direction, step = _downhill(g) * first_step, torch.ones_like(f)
-    pairs: list[Pair] = []
+    pairs, step = pairs or [], torch.ones_like(f)
+    direction = _two_loop(pairs, g, first_step)
     trace, count = [f], 1
-    kept = checkpoint("lbfgs", x, f, g, evaluations, history)  # f and g stand for the objective
+    allowed = torch.as_tensor(evaluations).expand(len(x))
+    kept = checkpoint("lbfgs", x, f, g, allowed, history, pairs)  # f and g stand for the objective
     if kept.state is not None:
         x, f, g, direction, step, pairs, trace, count = kept.state
-    while count < evaluations and not bool((f <= enough).all()):
+    while bool(((count < allowed) & ~(f <= enough)).any()):
         slope = _dot(g, direction)
         tried = x + step[:, None] * direction
         value, gradient = objective(tried)
         each()
         count += 1
         good = (value <= f + ARMIJO * step * slope) & value.isfinite()
-        good &= gradient.isfinite().all(1)
+        good &= gradient.isfinite().all(1) & (count <= allowed)
         pairs = _remember(pairs, good, tried - x, gradient - g, history)
         shorter = _shorter(f, slope, step, value)
         x, g = torch.where(good[:, None], tried, x), torch.where(good[:, None], gradient, g)
@@ -85,7 +91,27 @@ def minimise(
         trace.append(f)
         if kept.due():
             kept.save([x, f, g, direction, step, pairs, trace, count])
-    return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace))
+    return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace), pairs=pairs)
+
+
+def rows_of(pairs: Sequence[Pair], index: Tensor) -> list[Pair]:
+    return [(step[index], change[index], inverse[index]) for step, change, inverse in pairs]
+
+
+def with_rows(pairs: Sequence[Pair], index: Tensor, later: Sequence[Pair]) -> list[Pair]:
+    """`pairs` with those rows replaced by `later`, which may be more; the others have no more."""
+    more = len(later) - len(pairs)
+    none = [
+        (torch.zeros_like(s), torch.zeros_like(y), torch.zeros_like(i)) for s, y, i in pairs[:1]
+    ]
+    return [
+        (
+            step.index_copy(0, index, own[0]),
+            change.index_copy(0, index, own[1]),
+            inverse.index_copy(0, index, own[2]),
+        )
+        for (step, change, inverse), own in zip([*pairs, *none * more], later, strict=True)
+    ]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

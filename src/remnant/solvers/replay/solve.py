@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from remnant.errors import InputError, expected
 from remnant.solvers.replay.chart import Chart, chart_of
 from remnant.solvers.replay.columns import Box
 from remnant.solvers.replay.depend import MOVE, idle_records
+from remnant.solvers.replay.lbfgs import Pair, rows_of, with_rows
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.unroll import end_of_run
 from remnant.solvers.replay.ways import Problem, ReplaySettings, newton, solve, solvers_for
@@ -22,7 +23,6 @@ from remnant.training.recipes import Adam
 from remnant.types import Weights
 
 CLOSE = 1.2  # labels within that of the least misfit after a short run are given another
-HOPEFUL = 0.5  # a residual below which another label, or a longer way, may still match the run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +44,22 @@ class Replayed:
     determined: Tensor
     evaluations: int
     trace: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Begun:
+    """K runs to solve from where a search for their labels left them: points K x m x shape, labels
+    K x m.
+
+    before: K, the misfit that counts as 1; None = that at the points. spent: K, evaluations on the
+    way there. pairs: what they told of the curvature.
+    """
+
+    points: Tensor
+    labels: Tensor
+    before: Tensor | None = None
+    spent: Tensor = field(default_factory=partial(torch.zeros, 1, dtype=torch.long))
+    pairs: list[Pair] = field(default_factory=list)
 
 
 def replay(
@@ -82,14 +98,14 @@ def replay(
     if labels.shape != starts.shape[:2] or labels.shape[1] != run.extra:
         got = f"{tuple(labels.shape)} labels and {tuple(starts.shape)} starts"
         raise InputError(expected("replay", f"K x {run.extra} and K x {run.extra} x shape", got))
-    return in_rounds(problem, starts, labels, None)
+    return in_rounds(problem, Begun(points=starts, labels=labels))
 
 
 def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed:
     """Labels that lead first; rows that came near get a second chance with all of them, followed
     up for longer."""
-    first = in_rounds(problem, *likely_labels(problem, released, starts))
-    left = (~first.matched & (first.residual < HOPEFUL)).nonzero()[:, 0]
+    first = in_rounds(problem, likely_labels(problem, released, starts))
+    left = (~first.matched & (first.residual < problem.settings.hopeful)).nonzero()[:, 0]
     # Where the run jumps, the first chance has tried all ways already, at many times the cost.
     if not len(left) or len(starts) == 1 or problem.jumps:
         return first
@@ -104,27 +120,28 @@ def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed
         ),
     )
     chosen = {name: weights[left] for name, weights in released.items()}
-    second = in_rounds(wider, *likely_labels(wider, chosen, starts))
+    second = in_rounds(wider, likely_labels(wider, chosen, starts))
     better = second.residual < first.residual[left]
     fields = ("records", "labels", "residual", "matched", "idle", "determined")
     merged = {name: getattr(first, name).clone() for name in fields}
     for name, values in merged.items():
         values[left[better]] = getattr(second, name)[better]
     trace = first.trace + second.trace
-    return Replayed(**merged, evaluations=len(trace), trace=trace)
+    return Replayed(**merged, evaluations=first.evaluations + second.evaluations, trace=trace)
 
 
-def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor | None) -> Replayed:
-    """Gauss-Newton steps where the run jumps, then evaluations for the rows not matched by them.
-
-    before: the misfit that counts as 1, K; None = that at the starts.
-    """
-    points, left = starts.clone(), torch.arange(len(starts))
-    residual = torch.full((len(starts),), torch.inf, dtype=starts.dtype)
+def in_rounds(problem: Problem, begun: Begun) -> Replayed:
+    """Gauss-Newton steps where the run jumps, then evaluations for the rows not matched by them."""
+    points, labels, before = begun.points.clone(), begun.labels, begun.before
+    left = torch.arange(len(points))
+    residual = torch.full((len(points),), torch.inf, dtype=points.dtype)
     trace: list[float] = []
     for solver in solvers_for(problem):
-        mine = problem.rows(left)
-        found = solver(mine, points[left], labels[left], problem.settings.evaluations)
+        mine, allowed = problem.rows(left), problem.settings.evaluations
+        if begun.pairs:  # of `solve`, which is the only one then
+            found = solve(mine, points, labels, allowed - begun.spent, pairs=begun.pairs)
+        else:
+            found = solver(mine, points[left], labels[left], allowed)
         if before is None:
             before = found.trace[0].clamp(min=1e-30)
         points[left] = mine.chart.records(found.points, points[left])
@@ -144,7 +161,7 @@ def in_rounds(problem: Problem, starts: Tensor, labels: Tensor, before: Tensor |
         matched=matched,
         idle=idle,
         determined=determined,
-        evaluations=len(trace),
+        evaluations=len(trace) + int(begun.spent.min()),
         trace=tuple(trace),
     )
 
@@ -182,11 +199,8 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
     return (found.values <= problem.tolerance * before) & (apart.sqrt() > far / 2)
 
 
-def likely_labels(
-    problem: Problem, released: Weights, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each target where its best class's short run ended, that class (K x 1) and the misfit
-    that it began with (K).
+def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
+    """For each target where its best class's short run ended, and that class.
 
     One run per class ranks them, mostly by the later layers (for Adam by absolute values over
     all: few weights move by whole steps whatever the label); those that lead are followed up, and
@@ -210,16 +224,35 @@ def likely_labels(
     found = short(many, points, labels, settings.label_evaluations)
     ended, values = many.chart.records(found.points, points), found.values.clone()
     sizes = torch.bincount(targets).tolist()
-    least = torch.stack([mine.min() for mine in values.split(sizes)])
+    each = torch.arange(len(targets)).split(sizes)
+    if short is not solve:
+        best = torch.stack([mine[values[mine].argmin()] for mine in each])
+        return Begun(points=ended[best], labels=labels[best], before=found.trace[0][best])
+    least = torch.stack([values[mine].min() for mine in each])
     close = values <= CLOSE * least[targets]
     close &= torch.bincount(targets[close], minlength=len(sizes))[targets] > 1
-    if bool(close.any()) and short is solve:
-        again = problem.rows(targets[close])
-        more = solve(again, ended[close], labels[close], settings.label_evaluations)
-        ended[close], values[close] = again.chart.records(more.points, ended[close]), more.values
-    each = torch.arange(len(targets)).split(sizes)
+    again, pairs = close.nonzero()[:, 0], found.pairs
+    spent = torch.full_like(targets, found.evaluations)
+    if len(again):
+        mine = many.rows(again)
+        more = solve(
+            mine,
+            ended[again],
+            labels[again],
+            settings.label_evaluations,
+            pairs=rows_of(pairs, again),
+        )
+        ended[again], values[again] = mine.chart.records(more.points, ended[again]), more.values
+        spent[again] += more.evaluations
+        pairs = with_rows(pairs, again, more.pairs)
     best = torch.stack([mine[values[mine].argmin()] for mine in each])
-    return ended[best], labels[best], found.trace[0][best]
+    return Begun(
+        points=ended[best],
+        labels=labels[best],
+        before=found.trace[0][best],
+        spent=spent[best],
+        pairs=rows_of(pairs, best),
+    )
 
 
 def class_starts(inputs: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -13,7 +13,7 @@ from remnant.progress import task
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.columns import Box, Rounds, columns
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import Minimum, joined, minimise
+from remnant.solvers.replay.lbfgs import Minimum, Pair, joined, minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import first_weight
@@ -28,14 +28,16 @@ BEND = 10.0  # of the kinks where Gauss-Newton steps did not arrive and a line s
 class ReplaySettings:
     """How the run is solved for its unknown records.
 
-    evaluations: runs forward and backward for each target, after its label is told. labels_tried:
-    unknown labels that are followed up, by `label_evaluations` each (twice where close), if their
-    first guess is within `doubt` times the best one's. tolerance: the share of the start's misfit
+    evaluations: runs forward and backward for each target; those that told its label count where
+    they are gone on with, in runs that are smooth. labels_tried: unknown labels that are followed
+    up, by `label_evaluations` each (twice where close), if their first guess is within `doubt`
+    times the best one's. tolerance: the share of the start's misfit
     below which a run counts as matched; its square for logits, for Adam and for several unknown
     records, its cube where nothing is known, since mixtures of records of one class fit almost as
-    well as the records. bends, inner: Gauss-Newton steps for networks with ReLU, see `newton`.
-    algebra: use what the first layer tells, see `chart`. memory: bytes that the kept states of a
-    run may fill.
+    well as the records. hopeful: the residual below which a target that is not matched is tried
+    again, with all labels and as many evaluations. bends, inner: Gauss-Newton steps for networks
+    with ReLU, see `newton`. algebra: use what the first layer tells, see `chart`. memory: bytes
+    that the kept states of a run may fill.
     """
 
     evaluations: int = 80
@@ -44,6 +46,7 @@ class ReplaySettings:
     label_evaluations: int = 12
     doubt: float = 1.1
     tolerance: float = 1e-4
+    hopeful: float = 0.5
     bends: tuple[float, ...] = (
         3.0, 3.0, 10.0, 10.0, 30.0, 30.0, 30.0, 100.0, 100.0, 100.0, 300.0, 300.0,
         0.0, 0.0, 0.0, 0.0,
@@ -153,12 +156,17 @@ def known_box(run: SharedRun) -> Box:
 
 
 def solve(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, bend: float = 0.0
+    problem: Problem,
+    starts: Tensor,
+    labels: Tensor,
+    evaluations: int | Tensor,
+    bend: float = 0.0,
+    pairs: list[Pair] | None = None,
 ) -> Minimum:
     """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
 
     The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
-    for an error of order 1 in the record.
+    for an error of order 1 in the record. evaluations: of all rows, or of each.
     """
     run, settings, chart = problem.run, problem.settings, problem.chart
     observe, scale = problem.observation.of(run), float(run.records)
@@ -175,12 +183,13 @@ def solve(
         )
         return value, chart.pull(gradient)
 
-    with task("replay", evaluations) as step:
+    with task("replay", int(torch.as_tensor(evaluations).max())) as step:
         return minimise(
             objective,
             chart.place(starts),
             evaluations=evaluations,
             history=settings.history,
             enough=1e-3 * torch.finfo(starts.dtype).eps,
+            pairs=pairs,
             each=step,
         )
