@@ -26,6 +26,7 @@ from remnant.solvers.difference.graph import (
     find_points,
     project_on_graph,
     refine_points,
+    turned_away,
 )
 from remnant.solvers.difference.zeros import determined, settle, sharpen
 from remnant.solvers.layers import first_pair
@@ -60,7 +61,8 @@ def planted(width=120, count=4):
     duals = torch.randn(width, count, generator=seeded(4)) * (t > 0)
     ends = torch.cat([first, math.sqrt(LIGHT) * first]) / math.sqrt(1 + LIGHT)
     space = torch.linalg.qr(duals)[0]
-    return Spaces(ends=ends, soft=features @ features.T, duals=space), t, duals
+    none = torch.zeros(0, count)
+    return Spaces(ends=ends, soft=features @ features.T, duals=space, found=none), t, duals
 
 
 def test_points_of_a_planted_problem_are_found_with_their_duals():
@@ -76,6 +78,37 @@ def test_points_of_a_planted_problem_are_found_with_their_duals():
     same = (unit(points.dual[good], dim=1) @ unit(duals, dim=0)).abs()
     assert float(same.gather(1, which[:, None]).min()) > 0.99
     assert bool((points.gap.diff() >= 0).all())
+
+
+def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
+    found = torch.nn.functional.normalize(torch.randn(3, 40, generator=seeded(1)), dim=1)
+    part = 0.9 * found[:1]  # of one that is no longer whole in the space
+    free, *noise = torch.randn(4, 40, generator=seeded(2)).split(1)
+    rows = torch.cat([free, 5 * found[1:2] + 0.2 * noise[0], free + 0.3 * noise[1],
+                      part + 0.05 * noise[2]])  # fmt: skip
+    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6)
+    unit = torch.nn.functional.normalize(turned, dim=1)
+    assert torch.equal(turned[0], rows[0])
+    assert float((unit @ torch.cat([part, found[1:]]).T).max()) < 0.6 + 1e-5
+    assert float((unit @ unit.T).tril(-1).max()) < 0.6 + 1e-5
+    angles = torch.linspace(0, 2 * math.pi, 20_001)  # in the plane of the row and what it is near
+    other = torch.nn.functional.normalize(rows[1] - (rows[1] @ found[1]) * found[1], dim=0)
+    plane = angles.cos()[:, None] * found[1] + angles.sin()[:, None] * other
+    lengths = (plane @ rows[1]).where(angles.cos() <= 0.6, torch.tensor(0.0))
+    best = float((rows[1] - (lengths[:, None] * plane)[lengths.argmax()]).norm())
+    assert float((rows[1] - turned[1]).norm()) == pytest.approx(best, rel=1e-3)
+
+
+def test_points_that_were_found_are_not_found_again():
+    spaces, t, _ = planted(width=300, count=10)
+    unit = torch.nn.functional.normalize
+    true = unit(torch.cat([t, math.sqrt(LIGHT) * t]).T @ spaces.ends, dim=1)
+    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
+    for seen, there in ((spaces, True), (away, False)):
+        points = find_points(seen, 8, generator=seeded(3), iterations=1000)
+        at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)
+        assert bool(at[:7].any()) == there
+        assert bool(at[7:].any())
 
 
 def test_refinement_lowers_the_quotient_and_keeps_a_solution():

@@ -35,6 +35,10 @@ CLEARLY, MOSTLY = 0.5, 0.65  # margin of silent neurons, and the share of them w
 NEARLY_ZERO = 5e-3  # of a dual's root-mean-square
 LARGER = 12.0  # what two estimates of a record differ by falls short of their squared error by that
 LEAST = 4.0  # times the median error: one that is stated is not below
+# Cosines that points are held below: with those found, and with each other. Taken in turn, when
+# fewer than FEW of the starts, or of what is left, are new.
+APART = (1.0, 0.6, 0.8, 0.9)
+FEW = 0.5
 SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 
 
@@ -46,6 +50,27 @@ class Search:
     iterations: int = 300  # of RRR, tripled while nothing new is found
     patience: int = 12  # rounds without a new record before giving up
     repairs: int = 5  # searches anew for records that contradict their duals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a round of the search does otherwise than the one before."""
+
+    barren: int = 0  # rounds without a new record
+    turn: int = 0  # of APART
+
+    @property
+    def silent_below(self) -> float:
+        return SILENT[self.barren % len(SILENT)]
+
+    @property
+    def cosine(self) -> float:
+        return APART[self.turn]
+
+    def after(self, new: int, likely: int) -> Round:
+        """The next round, after one that brought `new` of as many as were likely."""
+        turn = self.turn if new >= FEW * likely else (self.turn + 1) % len(APART)
+        return Round(barren=0 if new else self.barren + 1, turn=turn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,56 +155,68 @@ def search_on(
     problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
 ) -> Found:
     """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
-    n, barren = problem.count, 0
+    n, now = problem.count, Round()
     kept = checkpoint("exact", problem, found, series, search, generator=generator)
     if kept.state is not None:
-        parts, series[:], barren = kept.state
-        found = Found(**parts)
+        parts, series[:], way = kept.state
+        found, now = Found(**parts), Round(**way)
     with task("searching for records", n) as step:
         step(len(found))
-        while len(found) < n and barren < search.patience:
-            y, z, sure = find_records(problem, found, barren, search, generator)
+        while len(found) < n and now.barren < search.patience:
+            y, z, sure = find_records(problem, found, now, search, generator)
             new = new_duals(found, z, sure)
+            now = now.after(int(new.sum()), min(search.starts, n - len(found)))
             found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, y[new]]))
-            barren = 0 if bool(new.any()) else barren + 1
             step(int(new.sum()), note=f"{len(found)} of {n}")
             series.append(float(len(found)))
             if kept.due():
-                kept.save([found, series, barren])
+                kept.save([found, series, now])
     return found
 
 
 def find_records(
-    problem: Problem, found: Found, barren: int, search: Search, generator: torch.Generator
+    problem: Problem, found: Found, now: Round, search: Search, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points y (k x n) in the space that the found duals leave, duals z (k x n), and whether sure.
 
     Where few points' duals are, the others are refined, and tell better which neurons are silent.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
-    margin = SILENT[barren % len(SILENT)]
-    y, z = find_rough(problem, basis, barren, search, generator)
-    near, sure = take_duals(problem, found, y, z, margin)
+    y, z = find_rough(problem, basis, found, now, search, generator)
+    near, sure = take_duals(problem, found, y, z, now.silent_below)
     plenty = 1 / len(sure) if problem.roomy else PLENTY  # there refining costs the most
     if problem.signals is None and float(sure.double().mean()) < plenty:
         start = problem.start @ basis
         better, _ = refine_points(start, problem.penalty(), y[~sure] @ basis, iterations=5)
         y[~sure] = upright(problem, better @ basis.T)
-        near[~sure], sure[~sure] = take_duals(problem, found, y[~sure], z[~sure], margin)
+        near[~sure], sure[~sure] = take_duals(problem, found, y[~sure], z[~sure], now.silent_below)
     return y, near, sure
 
 
 def find_rough(
-    problem: Problem, basis: Tensor, barren: int, search: Search, generator: torch.Generator
+    problem: Problem,
+    basis: Tensor,
+    found: Found,
+    now: Round,
+    search: Search,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Different points y (k x n) in the span of `basis` (n x r) and rough duals z (k x n)."""
     left = problem.span.left / math.sqrt(len(problem.start))
     starts = min(search.starts, max(8, 2 * basis.shape[1]))
-    iterations = search.iterations * (3 if barren else 1)
+    iterations = search.iterations * (3 if now.barren else 1)
     if problem.signals is None:
-        both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end]) @ basis
-        ends, triangle = torch.linalg.qr(both)
-        spaces = Spaces(ends=ends.float(), soft=problem.soft, duals=left.float())
+        both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end])
+        ends, triangle = torch.linalg.qr(both @ basis)
+        spaces = Spaces(
+            ends=ends.float(),
+            soft=problem.soft,
+            duals=left.float(),
+            found=(normalize(found.y @ both.T, dim=1) @ ends).float(),
+            cosine=now.cosine,
+        )
+        if now.cosine < 1:
+            iterations //= 2  # points that are kept apart arrive sooner
         points = find_points(spaces, starts, generator=generator, iterations=iterations)
     else:
         ends, triangle = torch.linalg.qr(problem.start @ basis)

@@ -26,6 +26,7 @@ WEIGHT = 2.0
 LIGHT = 0.1
 LOOK_BACK = 6  # checks over which the median gap has to fall by a tenth
 FIRING = 0.55  # share of the neurons that a dual moves, roughly: it sets the dual's scale
+TURNS = 3  # away from the nearest others, in each projection
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,11 +48,15 @@ class Spaces:
     ends: Tensor  # 2w x r, orthonormal columns: t above sqrt(LIGHT) u
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
     duals: Tensor  # w x n, orthonormal columns
+    found: Tensor  # f x r: coordinates of points to keep away from, in units of their whole length
+    cosine: float = 1.0  # that points may have with those, and with each other; of (t, u)
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u)."""
         t, u, s, a = parts
         coordinates = torch.cat([t, math.sqrt(LIGHT) * u], dim=1) @ self.ends
+        if self.cosine < 1:
+            coordinates = turned_away(coordinates, self.found, self.cosine)
         ends = self.at(coordinates)
         return torch.stack([*ends, s @ self.soft, (a @ self.duals) @ self.duals.T]), coordinates
 
@@ -60,6 +65,29 @@ class Spaces:
         both = coordinates @ self.ends.T
         width = len(self.soft)
         return both[:, :width], both[:, width:] / math.sqrt(LIGHT)
+
+
+def turned_away(rows: Tensor, found: Tensor, cosine: float) -> Tensor:
+    """Rows (k x r) nearby with at most that cosine with those found, and with the rows before them.
+
+    Nearly so: TURNS times the nearest with that cosine to the one that a row is nearest to.
+    """
+    for _ in range(TURNS):
+        size = rows.norm(dim=1, keepdim=True)
+        unit = rows / size
+        near = torch.cat([unit @ found.T, (unit @ unit.T).tril(-1)], dim=1)
+        worst, which = near.max(1, keepdim=True)
+        if not bool((worst > cosine).any()):
+            break
+        other = torch.cat([found, unit])[which[:, 0]]
+        length = other.norm(dim=1, keepdim=True)
+        along = other / length
+        across = unit - worst / length * along
+        most = (cosine / length).clamp(max=1.0)
+        edge = most * along + torch.sqrt(1 - most.square()) * normalize(across, dim=1)
+        turned = (rows * edge).sum(1, keepdim=True) * edge
+        rows = torch.where(worst > cosine, turned, rows)
+    return rows
 
 
 def project_on_graph(parts: Tensor) -> Tensor:
