@@ -214,10 +214,22 @@ def test_some_rows_of_lbfgs_go_on_and_the_others_wait():
     some = torch.tensor([0, 2])
     more = minimise(bowl, begun.points[some], evaluations=5, pairs=rows_of(begun.pairs, some))
     points = begun.points.index_copy(0, some, more.points)
-    pairs = with_rows(begun.pairs, some, more.pairs)
+    pairs = with_rows(begun.pairs, 3, some, more.pairs)
     together = minimise(bowl, points, evaluations=5, pairs=pairs)
     waited = minimise(bowl, begun.points[1:2], evaluations=5,
                       pairs=rows_of(begun.pairs, torch.tensor([1])))  # fmt: skip
     went_on = minimise(bowl, more.points, evaluations=5, pairs=more.pairs)
     assert torch.allclose(together.points[1], waited.points[0], atol=1e-12)
     assert torch.allclose(together.points[some], went_on.points, atol=1e-12)
+
+
+def test_rows_that_waited_keep_their_newest_pairs():
+    begun = minimise(bowl, bowl_starts(), evaluations=6)
+    later = [(step[:1], change[:1], inverse[:1]) for step, change, inverse in begun.pairs] * 2
+    merged = with_rows(begun.pairs, 3, torch.tensor([0]), later)
+    assert len(merged) == 2 * len(begun.pairs)
+    assert all(float(inverse[1:].max()) == 0 for _, _, inverse in merged[: len(begun.pairs)])
+    for pair, mixed in zip(begun.pairs, merged[len(begun.pairs) :], strict=True):
+        assert all(torch.equal(a[1:], b[1:]) for a, b in zip(pair, mixed, strict=True))
+    alone = with_rows([], 3, torch.tensor([0]), later)
+    assert [len(part) for part in alone[0]] == [3, 3, 3]

@@ -51,6 +51,43 @@ def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
     assert alone.evaluations < found.evaluations
 
 
+@pytest.mark.parametrize(("evaluations", "short"), [(15, 8), (12, 1), (6, 8)])
+def test_evaluations_count_those_that_told_the_label(evaluations, short, monkeypatch):
+    run, released, *_ = a_run()
+    plain, calls = ways.misfit, []
+
+    def counted(*args, **more):
+        calls.append(len(args[1]))
+        return plain(*args, **more)
+
+    monkeypatch.setattr(ways, "misfit", counted)
+    settings = replace(
+        QUICK, evaluations=evaluations, label_evaluations=short, labels_tried=1, hopeful=0.0
+    )
+    found = replay(run, released, starts=starts_of(run), settings=settings)
+    assert len(calls) == found.evaluations == evaluations
+
+
+def test_what_the_short_run_told_of_the_curvature_is_kept(monkeypatch):
+    run, released, *_ = a_run()
+    plain, told = ways.solve, []
+
+    def watched(problem, starts, labels, evaluations, **more):
+        told.append((len(starts), evaluations, more.get("pairs")))
+        return plain(problem, starts, labels, evaluations, **more)
+
+    monkeypatch.setattr(solve_module, "solve", watched)
+    monkeypatch.setattr(ways, "solve", watched)
+    settings = replace(QUICK, labels_tried=1, hopeful=0.0)
+    replay(run, released, starts=starts_of(run), settings=settings)
+    (rows, first, none), (_, rest, pairs) = told
+    assert first == QUICK.label_evaluations
+    assert none is None
+    assert rest.tolist() == [QUICK.evaluations - first] * rows
+    assert len(pairs) > 4
+    assert all(len(part) == rows for pair in pairs for part in pair)
+
+
 @pytest.mark.parametrize("close", [0.0, 1e9])
 def test_labels_that_stay_close_get_another_short_run(close, monkeypatch):
     run, released, truth, labels = a_run()

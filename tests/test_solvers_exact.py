@@ -9,11 +9,12 @@ import torch
 from exact_case import seeded, small_problem, true_duals
 from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
-from remnant.solvers.difference import duals
+from remnant.solvers.difference import duals, exact
 from remnant.solvers.difference.certificate import certify
 from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
 from remnant.solvers.difference.exact import (
     Found,
+    Round,
     Search,
     finish,
     recover,
@@ -91,6 +92,10 @@ def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
     assert torch.equal(turned[0], rows[0])
     assert float((unit @ torch.cat([part, found[1:]]).T).max()) < 0.6 + 1e-5
     assert float((unit @ unit.T).tril(-1).max()) < 0.6 + 1e-5
+    lost = torch.cat([torch.zeros(1, 40), rows])  # turns no other
+    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6)[1:], turned)
+    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6)  # where there is no other way
+    assert torch.equal(same, torch.ones(2, 1))
     angles = torch.linspace(0, 2 * math.pi, 20_001)  # in the plane of the row and what it is near
     other = torch.nn.functional.normalize(rows[1] - (rows[1] @ found[1]) * found[1], dim=0)
     plane = angles.cos()[:, None] * found[1] + angles.sin()[:, None] * other
@@ -109,6 +114,34 @@ def test_points_that_were_found_are_not_found_again():
         at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)
         assert bool(at[:7].any()) == there
         assert bool(at[7:].any())
+
+
+def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
+    problem, _ = small_problem()
+    spaces, plain = [], exact.find_points
+
+    def watched(mine, *rest, **more):
+        spaces.append((mine.cosine, len(mine.found), more["iterations"]))
+        return plain(mine, *rest, **more)
+
+    monkeypatch.setattr(exact, "find_points", watched)
+    monkeypatch.setattr(exact, "FEW", 1.1)  # every round brings too little
+    search = Search(starts=8)
+    recovery = recover(problem, search, generator=seeded())
+    assert bool(recovery.passed.all())
+    turns = [cosine for cosine, *_ in spaces]
+    assert turns[:4] == list(exact.APART)
+    for (cosine, known, iterations), before in zip(spaces[:4], recovery.found, strict=False):
+        assert known == before
+        assert iterations == (search.iterations if cosine == 1 else search.iterations // 2)
+
+
+def test_a_round_that_brings_enough_is_followed_by_its_like():
+    now = Round(barren=3, turn=1)
+    assert now.after(16, 32) == Round(barren=0, turn=1)
+    assert now.after(15, 32) == Round(barren=0, turn=2)
+    assert now.after(0, 32) == Round(barren=4, turn=2)
+    assert Round(turn=len(exact.APART) - 1).after(0, 1).cosine == 1
 
 
 def test_refinement_lowers_the_quotient_and_keeps_a_solution():

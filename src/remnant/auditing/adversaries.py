@@ -64,7 +64,7 @@ class Adversary:
 def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
     """The attack with these fields, or an error that names the fields that it has.
 
-    A field that holds settings of its own is changed by a mapping: {replaying: {evaluations: 20}}.
+    A field that holds settings of its own is changed by a mapping: {replaying: {evaluations: 40}}.
     """
     kind = ATTACKS.get(name)
     if kind is None:

@@ -56,7 +56,7 @@ class Sizes:
     known: int = 120  # of informed
     targets: int = 5
     epochs: int = 20
-    evaluations: int = 60
+    evaluations: int = 72
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

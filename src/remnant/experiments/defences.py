@@ -91,7 +91,7 @@ QUICK_TABLE = DefenceTable(
     ),
     sizes=Sizes(
         records=10, kkt_width=100, kkt_steps=300, ntk_width=256, known=100, targets=3, epochs=15,
-        evaluations=40, rounds=20,
+        evaluations=52, rounds=20,
     ),
     repeats=1,
 )  # fmt: skip

@@ -43,7 +43,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spaces:
-    """The linear spaces, float32."""
+    """The linear spaces, float32, and what points are to keep away from in them."""
 
     ends: Tensor  # 2w x r, orthonormal columns: t above sqrt(LIGHT) u
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
@@ -52,7 +52,8 @@ class Spaces:
     cosine: float = 1.0  # that points may have with those, and with each other; of (t, u)
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u)."""
+        """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
+        nearest where that is too close to others."""
         t, u, s, a = parts
         coordinates = torch.cat([t, math.sqrt(LIGHT) * u], dim=1) @ self.ends
         if self.cosine < 1:
@@ -70,21 +71,21 @@ class Spaces:
 def turned_away(rows: Tensor, found: Tensor, cosine: float) -> Tensor:
     """Rows (k x r) nearby with at most that cosine with those found, and with the rows before them.
 
-    Nearly so: TURNS times the nearest with that cosine to the one that a row is nearest to.
+    Nearly so: TURNS times the nearest with that cosine to the one that a row is nearest to,
+    if there is one.
     """
     for _ in range(TURNS):
-        size = rows.norm(dim=1, keepdim=True)
-        unit = rows / size
+        unit = normalize(rows, dim=1).nan_to_num()  # a row that is lost turns no other
         near = torch.cat([unit @ found.T, (unit @ unit.T).tril(-1)], dim=1)
         worst, which = near.max(1, keepdim=True)
         if not bool((worst > cosine).any()):
             break
         other = torch.cat([found, unit])[which[:, 0]]
-        length = other.norm(dim=1, keepdim=True)
+        length = other.norm(dim=1, keepdim=True).clamp(min=1e-30)
         along = other / length
         across = unit - worst / length * along
         most = (cosine / length).clamp(max=1.0)
-        edge = most * along + torch.sqrt(1 - most.square()) * normalize(across, dim=1)
+        edge = normalize(most * along + torch.sqrt(1 - most.square()) * normalize(across, dim=1))
         turned = (rows * edge).sum(1, keepdim=True) * edge
         rows = torch.where(worst > cosine, turned, rows)
     return rows

@@ -14,7 +14,7 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """K x d -> values K and gradients K x d, row by row."""
 
 ARMIJO = 1e-4
-Pair = tuple[Tensor, Tensor, Tensor]
+Pair = tuple[Tensor, ...]
 """A step, the change of the gradient (K x d each), and 1 / their product (K; 0: not used)."""
 
 
@@ -95,22 +95,19 @@ def minimise(
 
 
 def rows_of(pairs: Sequence[Pair], index: Tensor) -> list[Pair]:
-    return [(step[index], change[index], inverse[index]) for step, change, inverse in pairs]
+    return [(*(part[index] for part in pair),) for pair in pairs]
 
 
-def with_rows(pairs: Sequence[Pair], index: Tensor, later: Sequence[Pair]) -> list[Pair]:
-    """`pairs` with those rows replaced by `later`, which may be more; the others have no more."""
+def with_rows(
+    pairs: Sequence[Pair], count: int, index: Tensor, later: Sequence[Pair]
+) -> list[Pair]:
+    """`pairs` of `count` rows, with some rows' replaced by `later`, which may be more. The other
+    rows get as many unused ones, as their oldest, so that those are forgotten first."""
     more = len(later) - len(pairs)
-    none = [
-        (torch.zeros_like(s), torch.zeros_like(y), torch.zeros_like(i)) for s, y, i in pairs[:1]
-    ]
+    none = [(*(part.new_zeros(count, *part.shape[1:]) for part in pair),) for pair in later[:more]]
     return [
-        (
-            step.index_copy(0, index, own[0]),
-            change.index_copy(0, index, own[1]),
-            inverse.index_copy(0, index, own[2]),
-        )
-        for (step, change, inverse), own in zip([*pairs, *none * more], later, strict=True)
+        (*(part.index_copy(0, index, own) for part, own in zip(pair, new, strict=True)),)
+        for pair, new in zip([*none, *pairs], later, strict=True)
     ]
 
 

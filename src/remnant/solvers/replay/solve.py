@@ -32,8 +32,9 @@ class Replayed:
     residual: K, misfit as a share of that at the start, 0 for a run matched exactly. matched: K,
     below the tolerance. idle: K x m, records of a matched run that could move without spoiling the
     match (see `depend`). determined: K, none is idle, as many numbers are seen as are unknown, and
-    no other match was found near; without it a match says nothing. trace: the median residual
-    after every evaluation.
+    no other match was found near; without it a match says nothing. evaluations: of a target at
+    most, with those of its label's short run that are gone on with. trace: the median residual
+    after every one of the others.
     """
 
     records: Tensor
@@ -52,13 +53,13 @@ class Begun:
     K x m.
 
     before: K, the misfit that counts as 1; None = that at the points. spent: K, evaluations on the
-    way there. pairs: what they told of the curvature.
+    way there that `solve` goes on from. pairs: what they told of the curvature.
     """
 
     points: Tensor
     labels: Tensor
     before: Tensor | None = None
-    spent: Tensor = field(default_factory=partial(torch.zeros, 1, dtype=torch.long))
+    spent: Tensor
     pairs: list[Pair] = field(default_factory=list)
 
 
@@ -98,7 +99,7 @@ def replay(
     if labels.shape != starts.shape[:2] or labels.shape[1] != run.extra:
         got = f"{tuple(labels.shape)} labels and {tuple(starts.shape)} starts"
         raise InputError(expected("replay", f"K x {run.extra} and K x {run.extra} x shape", got))
-    return in_rounds(problem, Begun(points=starts, labels=labels))
+    return in_rounds(problem, Begun(points=starts, labels=labels, spent=none_of(labels)))
 
 
 def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed:
@@ -117,6 +118,7 @@ def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed
             doubt=math.inf,
             labels_tried=len(starts),
             label_evaluations=2 * settings.label_evaluations,
+            evaluations=settings.evaluations + 2 * settings.label_evaluations,
         ),
     )
     chosen = {name: weights[left] for name, weights in released.items()}
@@ -138,8 +140,9 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
     trace: list[float] = []
     for solver in solvers_for(problem):
         mine, allowed = problem.rows(left), problem.settings.evaluations
-        if begun.pairs:  # of `solve`, which is the only one then
-            found = solve(mine, points, labels, allowed - begun.spent, pairs=begun.pairs)
+        if solver is solve:
+            rest, pairs = allowed - begun.spent[left], rows_of(begun.pairs, left)
+            found = solve(mine, points[left], labels[left], rest, pairs=pairs)
         else:
             found = solver(mine, points[left], labels[left], allowed)
         if before is None:
@@ -164,6 +167,10 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
         evaluations=len(trace) + int(begun.spent.min()),
         trace=tuple(trace),
     )
+
+
+def none_of(rows: Tensor) -> Tensor:
+    return torch.zeros(len(rows), dtype=torch.long)
 
 
 def held(
@@ -221,30 +228,30 @@ def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
     short = solvers_for(problem)[0]
     if short is newton:
         short = partial(newton, steps=slice(2))
-    found = short(many, points, labels, settings.label_evaluations)
+    few = min(settings.label_evaluations, max(1, settings.evaluations - 1))
+    found = short(many, points, labels, few)
     ended, values = many.chart.records(found.points, points), found.values.clone()
     sizes = torch.bincount(targets).tolist()
     each = torch.arange(len(targets)).split(sizes)
     if short is not solve:
         best = torch.stack([mine[values[mine].argmin()] for mine in each])
-        return Begun(points=ended[best], labels=labels[best], before=found.trace[0][best])
+        return Begun(
+            points=ended[best],
+            labels=labels[best],
+            before=found.trace[0][best],
+            spent=none_of(best),
+        )
     least = torch.stack([values[mine].min() for mine in each])
     close = values <= CLOSE * least[targets]
     close &= torch.bincount(targets[close], minlength=len(sizes))[targets] > 1
     again, pairs = close.nonzero()[:, 0], found.pairs
     spent = torch.full_like(targets, found.evaluations)
-    if len(again):
+    if len(again) and settings.evaluations > 2 * few:
         mine = many.rows(again)
-        more = solve(
-            mine,
-            ended[again],
-            labels[again],
-            settings.label_evaluations,
-            pairs=rows_of(pairs, again),
-        )
+        more = solve(mine, ended[again], labels[again], few, pairs=rows_of(pairs, again))
         ended[again], values[again] = mine.chart.records(more.points, ended[again]), more.values
         spent[again] += more.evaluations
-        pairs = with_rows(pairs, again, more.pairs)
+        pairs = with_rows(pairs, len(targets), again, more.pairs)
     best = torch.stack([mine[values[mine].argmin()] for mine in each])
     return Begun(
         points=ended[best],
