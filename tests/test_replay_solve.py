@@ -51,6 +51,18 @@ def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
     assert alone.evaluations < found.evaluations
 
 
+def test_convolutions_are_matched_to_a_smaller_residual_and_that_alone_is_no_second_chance():
+    gentle = replace(RECIPE, lr=0.05)
+    run, released, _, labels = a_run(gentle, spec="cnn:1x8x8-c4k3s2-10:elu", targets=2)
+    settings = replace(QUICK, labels_tried=1, evaluations=32)
+    found = replay(run, released, starts=starts_of(run), settings=settings)
+    assert torch.equal(found.labels, labels)
+    assert bool((found.residual > 1e-6).any())  # else this shows nothing
+    assert bool((found.residual < 1e-4).all())
+    assert torch.equal(found.matched, found.residual <= 1e-6)
+    assert found.evaluations == settings.evaluations
+
+
 @pytest.mark.parametrize(("evaluations", "short"), [(15, 8), (12, 1), (6, 8)])
 def test_evaluations_count_those_that_told_the_label(evaluations, short, monkeypatch):
     run, released, *_ = a_run()

@@ -106,7 +106,8 @@ def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed
     """Labels that lead first; rows that came near get a second chance with all of them, followed
     up for longer."""
     first = in_rounds(problem, likely_labels(problem, released, starts))
-    left = (~first.matched & (first.residual < problem.settings.hopeful)).nonzero()[:, 0]
+    wrong = first.residual > max(problem.tolerance, problem.settings.tolerance)
+    left = (wrong & (first.residual < problem.settings.hopeful)).nonzero()[:, 0]
     # Where the run jumps, the first chance has tried all ways already, at many times the cost.
     if not len(left) or len(starts) == 1 or problem.jumps:
         return first
