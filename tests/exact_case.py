@@ -1,8 +1,11 @@
 """The exact solver's problem on faces, small enough for tests, and its true duals."""
 
+import math
+
 import torch
 
 from remnant.evidence import weight_difference
+from remnant.solvers.difference.graph import LIGHT, Spaces
 from remnant.solvers.difference.problem import pose
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import decompose, span_of
@@ -34,3 +37,15 @@ def true_duals(problem, records):
     coordinates = records @ problem.span.right.T
     z = torch.linalg.inv(coordinates).T * problem.span.scale
     return torch.nn.functional.normalize(z, dim=1)
+
+
+def planted(width=120, count=4):
+    """Spaces of random records whose weights do not drift, and their t and duals."""
+    first = torch.linalg.qr(torch.randn(width, count, generator=seeded(1)))[0]
+    t = first @ torch.randn(count, count, generator=seeded(2))
+    features = torch.linalg.qr(t.clamp(min=0))[0]
+    duals = torch.randn(width, count, generator=seeded(4)) * (t > 0)
+    ends = torch.cat([first, math.sqrt(LIGHT) * first]) / math.sqrt(1 + LIGHT)
+    space = torch.linalg.qr(duals)[0]
+    none = torch.zeros(0, count)
+    return Spaces(ends=ends, soft=features @ features.T, duals=space, found=none), t, duals

@@ -6,15 +6,14 @@ import math
 import pytest
 import torch
 
-from exact_case import seeded, small_problem, true_duals
+from exact_case import planted, seeded, small_problem, true_duals
 from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
-from remnant.solvers.difference import duals, exact
+from remnant.solvers.difference import duals
 from remnant.solvers.difference.certificate import certify
 from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
 from remnant.solvers.difference.exact import (
     Found,
-    Round,
     Search,
     finish,
     recover,
@@ -23,11 +22,9 @@ from remnant.solvers.difference.exact import (
 from remnant.solvers.difference.graph import (
     LIGHT,
     WEIGHT,
-    Spaces,
     find_points,
     project_on_graph,
     refine_points,
-    turned_away,
 )
 from remnant.solvers.difference.zeros import determined, settle, sharpen
 from remnant.solvers.layers import first_pair
@@ -54,18 +51,6 @@ def test_the_graph_projection_is_the_nearest_point():
     assert float((ours - best[0]).abs().max()) < 1e-6
 
 
-def planted(width=120, count=4):
-    """Spaces of random records whose weights do not drift, and their t and duals."""
-    first = torch.linalg.qr(torch.randn(width, count, generator=seeded(1)))[0]
-    t = first @ torch.randn(count, count, generator=seeded(2))
-    features = torch.linalg.qr(t.clamp(min=0))[0]
-    duals = torch.randn(width, count, generator=seeded(4)) * (t > 0)
-    ends = torch.cat([first, math.sqrt(LIGHT) * first]) / math.sqrt(1 + LIGHT)
-    space = torch.linalg.qr(duals)[0]
-    none = torch.zeros(0, count)
-    return Spaces(ends=ends, soft=features @ features.T, duals=space, found=none), t, duals
-
-
 def test_points_of_a_planted_problem_are_found_with_their_duals():
     spaces, t, duals = planted()
     points = find_points(spaces, 16, generator=seeded(3), iterations=2000)
@@ -79,69 +64,6 @@ def test_points_of_a_planted_problem_are_found_with_their_duals():
     same = (unit(points.dual[good], dim=1) @ unit(duals, dim=0)).abs()
     assert float(same.gather(1, which[:, None]).min()) > 0.99
     assert bool((points.gap.diff() >= 0).all())
-
-
-def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
-    found = torch.nn.functional.normalize(torch.randn(3, 40, generator=seeded(1)), dim=1)
-    part = 0.9 * found[:1]  # of one that is no longer whole in the space
-    free, *noise = torch.randn(4, 40, generator=seeded(2)).split(1)
-    rows = torch.cat([free, 5 * found[1:2] + 0.2 * noise[0], free + 0.3 * noise[1],
-                      part + 0.05 * noise[2]])  # fmt: skip
-    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6)
-    unit = torch.nn.functional.normalize(turned, dim=1)
-    assert torch.equal(turned[0], rows[0])
-    assert float((unit @ torch.cat([part, found[1:]]).T).max()) < 0.6 + 1e-5
-    assert float((unit @ unit.T).tril(-1).max()) < 0.6 + 1e-5
-    lost = torch.cat([torch.zeros(1, 40), rows])  # turns no other
-    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6)[1:], turned)
-    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6)  # where there is no other way
-    assert torch.equal(same, torch.ones(2, 1))
-    angles = torch.linspace(0, 2 * math.pi, 20_001)  # in the plane of the row and what it is near
-    other = torch.nn.functional.normalize(rows[1] - (rows[1] @ found[1]) * found[1], dim=0)
-    plane = angles.cos()[:, None] * found[1] + angles.sin()[:, None] * other
-    lengths = (plane @ rows[1]).where(angles.cos() <= 0.6, torch.tensor(0.0))
-    best = float((rows[1] - (lengths[:, None] * plane)[lengths.argmax()]).norm())
-    assert float((rows[1] - turned[1]).norm()) == pytest.approx(best, rel=1e-3)
-
-
-def test_points_that_were_found_are_not_found_again():
-    spaces, t, _ = planted(width=300, count=10)
-    unit = torch.nn.functional.normalize
-    true = unit(torch.cat([t, math.sqrt(LIGHT) * t]).T @ spaces.ends, dim=1)
-    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
-    for seen, there in ((spaces, True), (away, False)):
-        points = find_points(seen, 8, generator=seeded(3), iterations=1000)
-        at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)
-        assert bool(at[:7].any()) == there
-        assert bool(at[7:].any())
-
-
-def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
-    problem, _ = small_problem()
-    spaces, plain = [], exact.find_points
-
-    def watched(mine, *rest, **more):
-        spaces.append((mine.cosine, len(mine.found), more["iterations"]))
-        return plain(mine, *rest, **more)
-
-    monkeypatch.setattr(exact, "find_points", watched)
-    monkeypatch.setattr(exact, "FEW", 1.1)  # every round brings too little
-    search = Search(starts=8)
-    recovery = recover(problem, search, generator=seeded())
-    assert bool(recovery.passed.all())
-    turns = [cosine for cosine, *_ in spaces]
-    assert turns[:4] == list(exact.APART)
-    for (cosine, known, iterations), before in zip(spaces[:4], recovery.found, strict=False):
-        assert known == before
-        assert iterations == (search.iterations if cosine == 1 else search.iterations // 2)
-
-
-def test_a_round_that_brings_enough_is_followed_by_its_like():
-    now = Round(barren=3, turn=1)
-    assert now.after(16, 32) == Round(barren=0, turn=1)
-    assert now.after(15, 32) == Round(barren=0, turn=2)
-    assert now.after(0, 32) == Round(barren=4, turn=2)
-    assert Round(turn=len(exact.APART) - 1).after(0, 1).cosine == 1
 
 
 def test_refinement_lowers_the_quotient_and_keeps_a_solution():

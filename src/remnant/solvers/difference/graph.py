@@ -116,6 +116,23 @@ def rescaled(parts: Tensor) -> Tensor:
     return torch.stack([t * unit, u * unit, s * unit, near_a])
 
 
+def relaxed_step(spaces: Spaces, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The step of RRR from t, u, s, a (4 x k x w), where it projects to, and its coordinates."""
+    graph = rescaled(project_on_graph(parts))
+    line, coordinates = spaces.project(2 * graph - parts)
+    return line - graph, line, coordinates
+
+
+def points_near(spaces: Spaces, coordinates: Tensor, duals: Tensor, *, iterations: int) -> Tensor:
+    """Coordinates (k x r) that RRR comes to from given ones and duals (k x w)."""
+    t, u = spaces.at(coordinates)
+    parts = rescaled(torch.stack([t, u, t.clamp(min=0), duals]))
+    for _ in range(iterations):
+        step, _, coordinates = relaxed_step(spaces, parts)
+        parts = parts + step
+    return coordinates
+
+
 def find_points(
     spaces: Spaces,
     starts: int,
@@ -137,9 +154,7 @@ def find_points(
     best_dual, best_gap = parts[3].clone(), torch.full((starts,), math.inf)
     medians: list[float] = []
     for iteration in range(1, iterations + 1):
-        graph = rescaled(project_on_graph(parts))
-        line, coordinates = spaces.project(2 * graph - parts)
-        step = line - graph
+        step, line, coordinates = relaxed_step(spaces, parts)
         parts = parts + step
         if iteration % every == 0 or iteration == iterations:
             gap = torch.sqrt(step.square().sum((0, 2)) / (3 * width))
