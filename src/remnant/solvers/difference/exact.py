@@ -264,7 +264,8 @@ def find_rough(
     left = problem.span.left / math.sqrt(len(problem.start))
     starts = min(search.starts, max(8, 2 * basis.shape[1]))
     iterations = search.iterations * (3 if now.barren else 1)
-    cosine = now.cosine if basis.shape[1] >= ROOM else 1.0
+    kept_apart = problem.signals is None and basis.shape[1] >= ROOM
+    cosine = now.cosine if kept_apart else 1.0
     if problem.signals is None:
         spaces, triangle = spaces_of(problem, basis, found, cosine)
         if cosine < 1:
