@@ -4,6 +4,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from remnant.solvers.difference import duals
+from remnant.solvers.difference import problem as problem_of_difference
+
 # A landing must not hang on a lucky draw: the same examples each time, unless asked to explore.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("explore")
@@ -17,3 +20,11 @@ def plain_torch():
     yield
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def roomy(monkeypatch):
+    """Let a small problem of the exact solver count as one of many records."""
+    both = ((problem_of_difference, "DENSE"), (problem_of_difference, "ROOM"), (duals, "DENSE"))
+    for module, name in both:
+        monkeypatch.setattr(module, name, 0)

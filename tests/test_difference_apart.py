@@ -9,8 +9,9 @@ import torch
 from exact_case import planted, seeded, small_problem, true_duals
 from remnant.solvers.difference import exact
 from remnant.solvers.difference.certificate import FAR, distance_to_points
-from remnant.solvers.difference.exact import Found, Round, Search, confirm, recover, upright
+from remnant.solvers.difference.exact import Round, confirm, recover
 from remnant.solvers.difference.graph import LIGHT, find_points, turned_away
+from remnant.solvers.difference.ground import Found, Search, upright
 
 
 def test_rows_are_turned_away_from_what_was_found_and_from_each_other():

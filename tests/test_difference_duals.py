@@ -7,20 +7,13 @@ import pytest
 import torch
 
 from exact_case import seeded, small_problem, true_duals
-from remnant.solvers.difference import duals
-from remnant.solvers.difference import problem as problem_module
-from remnant.solvers.difference.exact import MOSTLY, Found, silent_share, take_duals
+from remnant.solvers.difference import exact, pool
+from remnant.solvers.difference.ground import Found
+from remnant.solvers.difference.pool import MOSTLY, NEARLY_ZERO, silent_share
 
 
 def nobody(problem):
     return Found(z=torch.zeros(0, problem.count).double(), y=torch.zeros(0, problem.count).double())
-
-
-@pytest.fixture
-def roomy(monkeypatch):
-    """Let a small problem count as one of many records."""
-    for module, name in ((problem_module, "DENSE"), (problem_module, "ROOM"), (duals, "DENSE")):
-        monkeypatch.setattr(module, name, 0)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -32,7 +25,10 @@ def test_a_rough_dual_gets_exact_where_its_point_is_silent(many, request):
     z, y = true_duals(problem, records), records @ problem.span.right.T
     noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
     rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
-    near, sure = take_duals(problem, nobody(problem), y, rough, 0.0)
+    if many:
+        near, sure, _ = pool.take_duals(problem, nobody(problem), y, rough, 0.0)
+    else:
+        near, sure = exact.take_duals(problem, y, rough, 0.0)
     assert int(sure.sum()) > 0.8 * len(z)
     assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9
 
@@ -43,26 +39,31 @@ def test_coarse_weights_do_not_hide_the_zeros_of_a_dual(roomy):
     z, y = true_duals(problem, records), records @ problem.span.right.T
     noise = 0.01 * torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
     rough = torch.nn.functional.normalize(z + noise / math.sqrt(len(z)), dim=1)
-    assert float(silent_share(coarse, coarse.margin(y), rough).min()) > MOSTLY
-    assert float(silent_share(problem, problem.margin(y), rough).min()) < MOSTLY
+    assert float(silent_share(coarse, coarse.margin(y), rough, NEARLY_ZERO).min()) > MOSTLY
+    assert float(silent_share(problem, problem.margin(y), rough, NEARLY_ZERO).min()) < MOSTLY
 
 
 def test_many_starts_at_one_record_count_once_and_known_ones_not_at_all(roomy):
     problem, records = small_problem()
     z, y = true_duals(problem, records), records @ problem.span.right.T
-    _, sure = take_duals(problem, nobody(problem), y, z, 0.0)
+    _, sure, known = pool.take_duals(problem, nobody(problem), y, z, 0.0)
+    assert not bool(known.any())
     twice = torch.arange(len(z)).repeat(2)
-    _, again = take_duals(problem, nobody(problem), y[twice], z[twice], 0.0)
-    assert torch.equal(again, torch.cat([sure, torch.zeros_like(sure)]))
-    known = Found(z=z[:3], y=y[:3])
-    _, others = take_duals(problem, known, y, z, 0.0)
-    assert not bool(others[:3].any())
+    _, once, again = pool.take_duals(problem, nobody(problem), y[twice], z[twice], 0.0)
+    assert torch.equal(once, torch.cat([sure, torch.zeros_like(sure)]))
+    assert not bool(again[: len(z)].any())
+    assert bool(again[len(z) :][sure].all())
+    _, others, before = pool.take_duals(problem, Found(z=z[:3], y=y[:3]), y, z, 0.0)
+    assert before.nonzero()[:, 0].tolist() == [0, 1, 2]
     assert torch.equal(others[3:], sure[3:])
+    assert not bool(others[:3].any())
 
 
 def test_a_dual_vanishes_where_its_own_point_is_silent_and_a_mixture_does_not():
     problem, records = small_problem()
     z, y = true_duals(problem, records), records @ problem.span.right.T
     mixed = torch.nn.functional.normalize(z + z.roll(1, 0), dim=1)
-    own, wrong = (silent_share(problem, problem.margin(y), each) for each in (z, mixed))
+    own, wrong = (
+        silent_share(problem, problem.margin(y), each, NEARLY_ZERO) for each in (z, mixed)
+    )
     assert float(own.min()) > MOSTLY > float(wrong.median())

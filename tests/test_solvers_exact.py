@@ -12,13 +12,7 @@ from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
 from remnant.solvers.difference import duals
 from remnant.solvers.difference.certificate import certify
 from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
-from remnant.solvers.difference.exact import (
-    Found,
-    Search,
-    finish,
-    recover,
-    solve_records,
-)
+from remnant.solvers.difference.exact import finish, recover, solve_records
 from remnant.solvers.difference.graph import (
     LIGHT,
     WEIGHT,
@@ -26,6 +20,7 @@ from remnant.solvers.difference.graph import (
     project_on_graph,
     refine_points,
 )
+from remnant.solvers.difference.ground import Found, Search
 from remnant.solvers.difference.zeros import determined, settle, sharpen
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import count_records, rounding_level

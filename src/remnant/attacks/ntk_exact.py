@@ -14,7 +14,8 @@ from remnant.attacks.ntk_rerun import polished
 from remnant.attacks.outcome import in_box, nothing, status_of
 from remnant.progress import task
 from remnant.solvers.difference.decay import without_decay
-from remnant.solvers.difference.exact import Recovery, Search, recover
+from remnant.solvers.difference.exact import Recovery, recover
+from remnant.solvers.difference.ground import Search
 from remnant.solvers.difference.problem import pose, pose_output
 from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
 from remnant.solvers.labels import read_labels

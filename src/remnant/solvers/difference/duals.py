@@ -18,18 +18,19 @@ from remnant.solvers.algebra import damped_cholesky
 # Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
 GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
-# Where steps are cheap, more of them: from 32 points of 1000 CIFAR-10 records, 23 right duals
-# instead of 17. Then finer ones: a fit to a dual's smallest entries (`zeros`) would stay where it
-# is, with the wrong ones among them.
-SLOWER = (0.05,) * 14 + GRADUAL
-FINER = (0.003, 0.003, 0.002, 0.002, *(0.001,) * 4, *(0.0005,) * 4)
-
 # Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
 SETTLED = {torch.float32: 1e-5, torch.float64: 1e-10}
 MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
+
+
+def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
+    """k x w of 0 and 1: silent neurons by that margin, but enough of them to fix a dual."""
+    enough = min(margin.shape[1], int(1.5 * count) + 4)
+    least = margin.sort(1).values[:, enough - 1 : enough]
+    return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
 
 
 def null_vectors(
@@ -52,13 +53,14 @@ def null_vectors(
     return torch.cat(found)
 
 
-def smallest_on(left: Tensor, zeros: Tensor, near: Tensor) -> Tensor:
+def smallest_on(left: Tensor, zeros: Tensor, near: Tensor, *, rough: bool = False) -> Tensor:
     """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`.
 
-    Of more than DENSE records only nearly so where it makes none small.
+    Of more than DENSE records only nearly so where it makes none small; if rough, to 1e-5.
     """
     if left.shape[1] > DENSE:
-        for rows in (left.float(), left):  # from where single precision ends it is not far
+        # From where single precision ends it is not far.
+        for rows in (left.float(),) if rough else (left.float(), left):
             near = least_on(rows, zeros.to(rows), normalize(near, dim=1), ridge=0.0)
         return near
     found = []
@@ -95,26 +97,33 @@ def _by_conjugate_gradients(left: Tensor, weight: Tensor, near: Tensor, most: in
     What is left of the silent rows is a random part of orthonormal columns, well conditioned.
     """
 
-    def across(v: Tensor) -> Tensor:
-        return v - (v * near).sum(1, keepdim=True) * near
-
-    def gram(v: Tensor) -> Tensor:
-        return ((v @ left.T) * weight) @ left
-
     close = (SETTLED[left.dtype] * weight.sum(1)).square()
-    rest = -across(gram(near))
-    p, way = torch.zeros_like(near), rest
-    size = rest.square().sum(1)
+    found = near.clone()
+    rows = torch.arange(len(near))  # those under way
+
+    def image(v: Tensor) -> Tensor:
+        product = ((v @ left.T) * weight) @ left
+        return product - (product * near).sum(1, keepdim=True) * near
+
+    p, rest = torch.zeros_like(near), -image(near)
+    way, size = rest, rest.square().sum(1)
     live = size > close  # a row that has arrived stays, or rounding would carry it away
     for _ in range(most):
-        if not bool(live.any()):
+        if 2 * int(live.sum()) <= len(rows):  # and costs no more
+            found[rows[~live]] += p[~live]
+            rows, weight, near, close, p, way, rest, size = (
+                each[live] for each in (rows, weight, near, close, p, way, rest, size)
+            )
+            live = live[live]
+        if not len(rows):
             break
-        image = across(gram(way))
-        bend = (way * image).sum(1)
+        bent = image(way)
+        bend = (way * bent).sum(1)
         live = live & (bend > 0)
         step = torch.where(live, size / bend, 0.0)[:, None]
-        p, rest = p + step * way, rest - step * image
+        p, rest = p + step * way, rest - step * bent
         size, before = rest.square().sum(1), size
         way = rest + torch.where(live, size / before, 0.0)[:, None] * way
         live = live & (size > close)
-    return normalize(near + p, dim=1)
+    found[rows] += p
+    return normalize(found, dim=1)

@@ -20,26 +20,28 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
 from remnant.solvers.difference.certificate import FAR, Certificate, certify, distance_to_points
-from remnant.solvers.difference.duals import FINER, GRADUAL, SLOWER, null_vectors
-from remnant.solvers.difference.graph import (
-    LIGHT,
-    Spaces,
-    find_points,
-    points_near,
-    refine_points,
+from remnant.solvers.difference.duals import clearly_silent, null_vectors
+from remnant.solvers.difference.graph import Spaces, find_points, refine_points
+from remnant.solvers.difference.ground import (
+    SILENT,
+    Found,
+    Ground,
+    Search,
+    freed,
+    ground_of,
+    refined,
+    upright,
 )
+from remnant.solvers.difference.pool import SAME_DUAL, Pool, empty_pool, find_in_pool
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.rerun import Fit
 from remnant.solvers.difference.signals import find_signals
 from remnant.solvers.difference.zeros import settle
 from remnant.solvers.spans import Span
 
-SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 PLENTY = 0.5  # share of sure duals above which the other points are not refined
 NEAR = 0.25  # gap of a point worth a try
 FARTHER = 0.4  # and of one that is kept away from others, maybe from where it would go
-CLEARLY, MOSTLY = 0.5, 0.65  # margin of silent neurons, and the share of them where a dual vanishes
-NEARLY_ZERO = 5e-3  # of a dual's root-mean-square
 LARGER = 12.0  # what two estimates of a record differ by falls short of their squared error by that
 LEAST = 4.0  # times the median error: one that is stated is not below
 # Cosines that points are held below: with those found, and with each other. Taken in turn, when
@@ -54,18 +56,6 @@ FEW = 0.5
 # 0.3 of the other.
 STAY = 20
 ENOUGH = 0.95  # share of many records certified: a search anew for the others takes too long
-ROOM = 4  # dimensions of the span below which points are not kept apart
-SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
-
-    starts: int = 32  # points searched for at a time
-    iterations: int = 300  # of RRR, tripled while nothing new is found; half, where kept apart
-    patience: int = 12  # rounds without a new record before giving up
-    repairs: int = 5  # searches anew for records that contradict their duals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +77,6 @@ class Round:
         """The next round, after one that brought `new` of as many as were likely."""
         turn = self.turn if new >= FEW * likely else (self.turn + 1) % len(APART)
         return Round(barren=0 if new else self.barren + 1, turn=turn)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """Records found so far: duals z (k x n) and points y (k x n), unit rows."""
-
-    z: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.z)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,36 +141,13 @@ def confirm(problem: Problem, found: Found, records: Tensor, at_once: int) -> Fo
     if not len(far):
         return found
     nobody = Found(z=found.z[:0], y=found.y[:0])
-    eye = torch.eye(problem.count, dtype=torch.float64)
-    spaces, triangle = spaces_of(problem, eye, nobody, 1.0)
+    ground = ground_of(problem, torch.eye(problem.count, dtype=torch.float64), nobody, 1.0)
     points = found.y.clone()
     with task("confirming records", len(far)) as step:
         for rows in far.split(at_once):
-            coordinates = (records[rows] @ triangle.T).float()
-            duals = (found.z[rows] @ problem.span.left.T).float()
-            near = points_near(spaces, coordinates, duals, iterations=STAY).double().T
-            back = torch.linalg.solve_triangular(triangle, near, upper=True).T
-            points[rows] = upright(problem, back)
+            points[rows] = freed(problem, ground, records[rows], found.z[rows], STAY)
             step(len(rows))
     return Found(z=found.z, y=points)
-
-
-def spaces_of(
-    problem: Problem, basis: Tensor, found: Found, cosine: float
-) -> tuple[Spaces, Tensor]:
-    """The spaces of points in the span of `basis` (n x r), and the triangle (r x r) that takes
-    coordinates in it to theirs."""
-    left = problem.span.left / math.sqrt(len(problem.start))
-    both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end])
-    ends, triangle = torch.linalg.qr(both @ basis)
-    spaces = Spaces(
-        ends=ends.float(),
-        soft=problem.soft,
-        duals=left.float(),
-        found=(normalize(found.y @ both.T, dim=1) @ ends).float(),
-        cosine=cosine,
-    )
-    return spaces, triangle
 
 
 def stated(error: Tensor) -> Tensor:
@@ -216,22 +172,28 @@ def search_on(
     problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
 ) -> Found:
     """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
-    n, now = problem.count, Round(turn=1 if problem.roomy else 0)
+    n, now, pool = problem.count, Round(), empty_pool(problem)
     kept = checkpoint("exact", problem, found, series, search, generator=generator)
     if kept.state is not None:
-        parts, series[:], way = kept.state
-        found, now = Found(**parts), Round(**way)
+        parts, series[:], way, under_way = kept.state
+        found, now, pool = Found(**parts), Round(**way), Pool(**under_way)
     with task("searching for records", n) as step:
         step(len(found))
         while len(found) < n and now.barren < search.patience:
-            y, z, sure = find_records(problem, found, now, search, generator)
+            if problem.roomy:
+                y, z, sure, pool = find_in_pool(
+                    problem, found, pool, search, generator,
+                    barren=now.barren, silent_below=now.silent_below,
+                )  # fmt: skip
+            else:
+                y, z, sure = find_records(problem, found, now, search, generator)
             new = new_duals(found, z, sure)
             now = now.after(int(new.sum()), min(search.starts, n - len(found)))
             found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, y[new]]))
             step(int(new.sum()), note=f"{len(found)} of {n}")
             series.append(float(len(found)))
             if kept.due():
-                kept.save([found, series, now])
+                kept.save([found, series, now, pool])
     return found
 
 
@@ -243,82 +205,40 @@ def find_records(
     Where few points' duals are, the others are refined, and tell better which neurons are silent.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
-    y, z = find_rough(problem, basis, found, now, search, generator)
-    near, sure = take_duals(problem, found, y, z, now.silent_below)
-    plenty = 1 / len(sure) if problem.roomy else PLENTY  # there refining costs the most
-    if problem.signals is None and float(sure.double().mean()) < plenty:
-        start = problem.start @ basis
-        better, _ = refine_points(start, problem.penalty(), y[~sure] @ basis, iterations=5)
-        y[~sure] = upright(problem, better @ basis.T)
-        near[~sure], sure[~sure] = take_duals(problem, found, y[~sure], z[~sure], now.silent_below)
+    ground = ground_of(problem, basis, found, now.cosine)
+    y, z = find_rough(problem, ground, now, search, generator)
+    near, sure = take_duals(problem, y, z, now.silent_below)
+    if problem.signals is None and float(sure.double().mean()) < PLENTY:
+        y[~sure] = refined(problem, basis, y[~sure])
+        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure], now.silent_below)
     return y, near, sure
 
 
 def find_rough(
-    problem: Problem,
-    basis: Tensor,
-    found: Found,
-    now: Round,
-    search: Search,
-    generator: torch.Generator,
+    problem: Problem, ground: Ground, now: Round, search: Search, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Different points y (k x n) in the span of `basis` (n x r) and rough duals z (k x n)."""
-    left = problem.span.left / math.sqrt(len(problem.start))
-    starts = min(search.starts, max(8, 2 * basis.shape[1]))
+    """Different points y (k x n) of the ground and rough duals z (k x n)."""
+    starts = search.starts_in(ground.basis.shape[1])
     iterations = search.iterations * (3 if now.barren else 1)
-    kept_apart = problem.signals is None and basis.shape[1] >= ROOM
-    cosine = now.cosine if kept_apart else 1.0
-    if problem.signals is None:
-        spaces, triangle = spaces_of(problem, basis, found, cosine)
-        if cosine < 1:
-            iterations = (iterations + 1) // 2  # points that are kept apart arrive sooner
+    if ground.crowded:
+        iterations = (iterations + 1) // 2  # points that are kept apart arrive sooner
+    spaces = ground.spaces
+    if isinstance(spaces, Spaces):
         points = find_points(spaces, starts, generator=generator, iterations=iterations)
     else:
-        ends, triangle = torch.linalg.qr(problem.start @ basis)
-        three = (ends.float(), left.float(), problem.signals.float())
-        points = find_signals(three, starts, generator=generator, iterations=iterations)
-    near = max(4, int((points.gap < (NEAR if cosine == 1 else FARTHER)).sum()))
-    coordinates = points.coordinates[:near].double().T
-    y = upright(
-        problem, torch.linalg.solve_triangular(triangle, coordinates, upper=True).T @ basis.T
-    )
+        points = find_signals(spaces, starts, generator=generator, iterations=iterations)
+    near = max(4, int((points.gap < (FARTHER if ground.crowded else NEAR)).sum()))
+    y = upright(problem, ground.points(points.coordinates[:near]))
     kept = apart(to_inputs(y, problem.span.right[:, -1]), 0.1)
+    left = problem.span.left / math.sqrt(len(problem.start))
     return y[kept], points.dual[:near][kept].double() @ left
 
 
-def upright(problem: Problem, y: Tensor) -> Tensor:
-    """Unit rows with the sign that makes the bias' 1 positive."""
-    last = problem.span.right[:, -1]
-    return normalize(y, dim=1) * torch.where(y @ last < 0, -1.0, 1.0)[:, None]
-
-
-def take_duals(
-    problem: Problem, found: Found, y: Tensor, z: Tensor, margin: float
-) -> tuple[Tensor, Tensor]:
+def take_duals(problem: Problem, y: Tensor, z: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure."""
-    margins, left, roomy = problem.margin(y), problem.span.left, problem.roomy
-    silent = clearly_silent(margins, -margin, problem.count)
-    near = null_vectors(left, z, silent, widths=SLOWER if roomy else GRADUAL)
-    fresh, sure = torch.ones(len(z), dtype=torch.bool), torch.zeros(len(z), dtype=torch.bool)
-    if roomy:  # many starts end at one record
-        known = torch.cat([found.z, near])
-        fresh = ~((near @ known.T).abs() > SAME_DUAL).tril(len(found) - 1).any(1)
-        near[fresh] = null_vectors(left, near[fresh], silent[fresh], widths=FINER)
-        fresh &= silent_share(problem, margins, near) > MOSTLY
-    near[fresh], sure[fresh] = settle(problem, near[fresh], problem.not_firing(y[fresh]))
-    return near, sure
-
-
-def silent_share(problem: Problem, margins: Tensor, z: Tensor) -> Tensor:
-    """k: of the neurons that points leave silent by far, the share where duals z (k x n) vanish.
-
-    Mixtures of several records' duals may vanish on more neurons than there are records. Of 1000
-    records of CIFAR-10 at width 8192 most had 0.62 or less, right ones 0.66 and more; two of 58
-    that were taken were not right to 1e-5.
-    """
-    silent = margins < -CLEARLY
-    zero = (z @ problem.span.left.T).abs() < max(NEARLY_ZERO, problem.zero)
-    return (zero & silent).sum(1) / silent.sum(1).clamp(min=1)
+    silent = clearly_silent(problem.margin(y), -margin, problem.count)
+    near = null_vectors(problem.span.left, z, silent)
+    return settle(problem, near, problem.not_firing(y))
 
 
 def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:
@@ -330,13 +250,6 @@ def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:
         else:
             known = torch.cat([known, z[i : i + 1]])
     return new
-
-
-def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
-    """k x w of 0 and 1: silent neurons by that margin, but enough of them to fix a dual."""
-    enough = min(margin.shape[1], int(1.5 * count) + 4)
-    least = margin.sort(1).values[:, enough - 1 : enough]
-    return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
 
 
 def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:

@@ -31,7 +31,7 @@ TURNS = 3  # away from the nearest others, in each projection
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Points:
-    """Coordinates (k x r) in the space of t and u, rough duals (k x w), gaps (k); best first.
+    """Coordinates (k x r) in the space of t and u, rough duals (k x w), gaps (k).
 
     The gap is the distance between the two projections, relative to the point: 0 = a solution.
     """
@@ -49,14 +49,19 @@ class Spaces:
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
     duals: Tensor  # w x n, orthonormal columns
     found: Tensor  # f x r: coordinates of points to keep away from, in units of their whole length
-    cosine: float = 1.0  # that points may have with those, and with each other; of (t, u)
+    cosine: float | Tensor = 1.0  # that points, or each (k x 1), may have with those and each other
+
+    @property
+    def crowded(self) -> bool:
+        """Whether points are kept apart."""
+        return bool((torch.as_tensor(self.cosine) < 1).any())
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
         nearest where that is too close to others."""
         t, u, s, a = parts
         coordinates = torch.cat([t, math.sqrt(LIGHT) * u], dim=1) @ self.ends
-        if self.cosine < 1:
+        if self.crowded:
             coordinates = turned_away(coordinates, self.found, self.cosine)
         ends = self.at(coordinates)
         return torch.stack([*ends, s @ self.soft, (a @ self.duals) @ self.duals.T]), coordinates
@@ -68,7 +73,7 @@ class Spaces:
         return both[:, :width], both[:, width:] / math.sqrt(LIGHT)
 
 
-def turned_away(rows: Tensor, found: Tensor, cosine: float) -> Tensor:
+def turned_away(rows: Tensor, found: Tensor, cosine: float | Tensor) -> Tensor:
     """Rows (k x r) nearby with at most that cosine with those found, and with the rows before them.
 
     Nearly so: TURNS times the nearest with that cosine to the one that a row is nearest to,
@@ -123,14 +128,32 @@ def relaxed_step(spaces: Spaces, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return line - graph, line, coordinates
 
 
-def points_near(spaces: Spaces, coordinates: Tensor, duals: Tensor, *, iterations: int) -> Tensor:
-    """Coordinates (k x r) that RRR comes to from given ones and duals (k x w)."""
-    t, u = spaces.at(coordinates)
-    parts = rescaled(torch.stack([t, u, t.clamp(min=0), duals]))
+def carried_on(spaces: Spaces, parts: Tensor, iterations: int) -> tuple[Tensor, Points]:
+    """t, u, s, a (4 x k x w) after more of RRR, and the points there, in the same order."""
     for _ in range(iterations):
-        step, _, coordinates = relaxed_step(spaces, parts)
+        step, line, coordinates = relaxed_step(spaces, parts)
         parts = parts + step
-    return coordinates
+    return parts, Points(coordinates=coordinates, dual=line[3], gap=gap_of(step))
+
+
+def gap_of(step: Tensor) -> Tensor:
+    """k: of a step (4 x k x w) that RRR takes."""
+    return torch.sqrt(step.square().sum((0, 2)) / (3 * step.shape[2]))
+
+
+def parts_at(spaces: Spaces, coordinates: Tensor, duals: Tensor) -> Tensor:
+    """t, u, s, a (4 x k x w) of points (k x r) with duals (k x w)."""
+    t, u = spaces.at(coordinates)
+    return rescaled(torch.stack([t, u, t.clamp(min=0), duals]))
+
+
+def random_parts(spaces: Spaces, starts: int, generator: torch.Generator) -> Tensor:
+    """t, u, s, a (4 x k x w) to start from."""
+    width, r = len(spaces.soft), spaces.ends.shape[1]
+    size = math.sqrt((1 + LIGHT) * width)
+    t, u = spaces.at(size * normalize(torch.randn(starts, r, generator=generator), dim=1))
+    a = torch.randn(starts, width, generator=generator).masked_fill((t < 0) & (u < 0), 0.0)
+    return rescaled(spaces.project(torch.stack([t, u, t.clamp(min=0), a]))[0])
 
 
 def find_points(
@@ -143,21 +166,19 @@ def find_points(
     enough: float = 0.6,
     every: int = 25,
 ) -> Points:
-    """RRR from random starts until `enough` have a gap below `tolerance`, or gaps fall no more."""
-    width, r = len(spaces.soft), spaces.ends.shape[1]
-    best = math.sqrt((1 + LIGHT) * width) * normalize(
-        torch.randn(starts, r, generator=generator), dim=1
-    )
-    t, u = spaces.at(best)
-    a = torch.randn(starts, width, generator=generator).masked_fill((t < 0) & (u < 0), 0.0)
-    parts = rescaled(spaces.project(torch.stack([t, u, t.clamp(min=0), a]))[0])
-    best_dual, best_gap = parts[3].clone(), torch.full((starts,), math.inf)
+    """RRR from random starts until `enough` have a gap below `tolerance`, or gaps fall no more.
+
+    Best first.
+    """
+    parts = random_parts(spaces, starts, generator)
+    best, best_dual = torch.zeros(starts, spaces.ends.shape[1]), parts[3].clone()
+    best_gap = torch.full((starts,), math.inf)
     medians: list[float] = []
     for iteration in range(1, iterations + 1):
         step, line, coordinates = relaxed_step(spaces, parts)
         parts = parts + step
         if iteration % every == 0 or iteration == iterations:
-            gap = torch.sqrt(step.square().sum((0, 2)) / (3 * width))
+            gap = gap_of(step)
             better = gap < best_gap
             best[better], best_dual[better] = coordinates[better], line[3][better]
             best_gap[better] = gap[better]

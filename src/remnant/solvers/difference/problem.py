@@ -36,7 +36,8 @@ class Problem:
     def roomy(self) -> bool:
         """Whether there are many records, and so many neurons that far more of them are silent than
         a dual needs."""
-        return self.count > DENSE and len(self.start) > ROOM * self.count
+        room = len(self.start) > ROOM * self.count
+        return self.signals is None and self.count > DENSE and room
 
     def penalty(self, exponent: float = 0.75) -> Tensor:
         """w x w float32: what it costs to leave the features' space, weakest directions most."""

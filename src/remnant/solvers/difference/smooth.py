@@ -20,7 +20,8 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.difference.certificate import spread_of
-from remnant.solvers.difference.exact import Recovery, Search
+from remnant.solvers.difference.exact import Recovery
+from remnant.solvers.difference.ground import Search
 from remnant.solvers.difference.problem import spectrum_of_features
 from remnant.solvers.spans import Span
 

@@ -14,7 +14,7 @@ from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.difference.duals import smallest_on
+from remnant.solvers.difference.duals import DENSE, smallest_on
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
@@ -24,6 +24,7 @@ REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to t
 SECOND = 1e-4
 SPARE = 8  # zeros beyond those of chance
 SPARED = 4  # zeros that must not decide
+CLOSE = 10  # times `least_second`: above that, single precision tells
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,15 +58,22 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
         if n == 1:
             second[i] = 1.0
             continue
-        gram = rows.T @ rows
-        second[i], direction[i] = second_of(gram / len(rows))
-        spared = rows[(rows @ direction[i]).abs().argsort()[len(rows) - SPARED :]]
-        fewer = (gram - spared.T @ spared) / (len(rows) - SPARED)
-        second[i], direction[i] = second_of(fewer)
+        if n > DENSE:
+            second[i], direction[i] = second_of(rows.float())
+        if n <= DENSE or second[i] < CLOSE * least_second(problem):
+            second[i], direction[i] = second_of(rows)
     return Zeros(count=count, second=second, direction=direction)
 
 
-def second_of(gram: Tensor) -> tuple[Tensor, Tensor]:
+def second_of(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What a second direction leaves of rows (m x n) at least, but for SPARED of them, and it."""
+    gram = rows.T @ rows
+    _, direction = second_eigenvector(gram)
+    spared = rows[(rows @ direction).abs().argsort()[len(rows) - SPARED :]]
+    return second_eigenvector((gram - spared.T @ spared) / (len(rows) - SPARED))
+
+
+def second_eigenvector(gram: Tensor) -> tuple[Tensor, Tensor]:
     """The second smallest eigenvalue of a symmetric matrix, and its eigenvector."""
     values, vectors = eigh(gram.cpu().numpy(), subset_by_index=(1, 1), check_finite=False)
     return torch.from_numpy(values)[0].to(gram), torch.from_numpy(vectors)[:, 0].to(gram)
@@ -105,8 +113,8 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
     zero would bend the fit, so it ends with those that are within twice the usual rounding.
     """
-    for below in REFITS[1:] if problem.roomy else REFITS:  # there, `duals` went finer
-        z = refit_on_zeros(problem, z, max(below, problem.zero))
+    for below in REFITS[1:] if problem.roomy else REFITS:  # there, duals went finer
+        z = refit_on_zeros(problem, z, max(below, problem.zero), rough=below > REFITS[-1])
     # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
         for share in COARSE:
@@ -114,15 +122,18 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     return z
 
 
-def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
-    """The null vector of each dual's zeros, where they are more than a generic vector has."""
+def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = False) -> Tensor:
+    """The null vector of each dual's zeros, where they are more than a generic vector has.
+
+    rough: in single precision, of more than DENSE records.
+    """
     left, fitted = problem.span.left, z.clone()
     zeros = (z @ left.T).abs() < below
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
     if not bool(enough.any()):
         return fitted
     near = z[enough]
-    fresh = smallest_on(left, zeros[enough], near)
+    fresh = smallest_on(left, zeros[enough], near, rough=rough)
     same = (fresh * near).sum(1).abs() > 0.999
     fitted[enough] = torch.where(same[:, None], fresh, near)
     return fitted

@@ -1,0 +1,106 @@
+"""Where records are searched for: the space that those found leave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from remnant.solvers.difference import signals
+from remnant.solvers.difference.graph import LIGHT, Spaces, carried_on, parts_at, refine_points
+from remnant.solvers.difference.problem import Problem
+
+# Margins below which a neuron is taken for silent, in turn.
+SILENT = (0.0, -0.1, 0.1)
+ROOM = 4  # dimensions of the span below which points are not kept apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
+
+    starts: int = 32  # points searched for at a time
+    iterations: int = 300  # of RRR, tripled while nothing new is found; half, where kept apart
+    patience: int = 12  # rounds without a new record before giving up
+    repairs: int = 5  # searches anew for records that contradict their duals
+
+    def starts_in(self, dimensions: int) -> int:
+        return min(self.starts, max(8, 2 * dimensions))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """Records found so far: duals z (k x n) and points y (k x n), unit rows."""
+
+    z: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ground:
+    """The span of `basis` (n x r), and the spaces that its points have their images in."""
+
+    basis: Tensor
+    triangle: Tensor  # r x r: takes coordinates in the basis to those in the spaces
+    spaces: Spaces | signals.Spaces
+
+    @property
+    def crowded(self) -> bool:
+        return isinstance(self.spaces, Spaces) and self.spaces.crowded
+
+    def points(self, coordinates: Tensor) -> Tensor:
+        """y (k x n) of coordinates (k x r) in the spaces."""
+        columns = coordinates.double().T
+        inside: Tensor = torch.linalg.solve_triangular(self.triangle, columns, upper=True)
+        return inside.T @ self.basis.T
+
+    def coordinates(self, y: Tensor) -> Tensor:
+        """k x r, in the spaces, of points y (k x n)."""
+        return (y @ self.basis @ self.triangle.T).float()
+
+
+def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> Ground:
+    """In the span of `basis` (n x r), and that far from the points found."""
+    left = problem.span.left / math.sqrt(len(problem.start))
+    if problem.signals is not None:
+        ends, triangle = torch.linalg.qr(problem.start @ basis)
+        three = (ends.float(), left.float(), problem.signals.float())
+        return Ground(basis=basis, triangle=triangle, spaces=three)
+    both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end])
+    ends, triangle = torch.linalg.qr(both @ basis)
+    spaces = Spaces(
+        ends=ends.float(),
+        soft=problem.soft,
+        duals=left.float(),
+        found=(normalize(found.y @ both.T, dim=1) @ ends).float(),
+        cosine=cosine if basis.shape[1] >= ROOM else 1.0,
+    )
+    return Ground(basis=basis, triangle=triangle, spaces=spaces)
+
+
+def freed(problem: Problem, ground: Ground, y: Tensor, z: Tensor, iterations: int) -> Tensor:
+    """Points (k x n) that the search comes to from y with duals z, no longer kept from others."""
+    if not isinstance(ground.spaces, Spaces):
+        return y
+    spaces = replace(ground.spaces, cosine=1.0)
+    start = parts_at(spaces, ground.coordinates(y), (z @ problem.span.left.T).float())
+    near = carried_on(spaces, start, iterations)[1]
+    return upright(problem, ground.points(near.coordinates))
+
+
+def refined(problem: Problem, basis: Tensor, y: Tensor) -> Tensor:
+    """Points (k x n) of the span of `basis` whose features the next layer's change has most of."""
+    better, _ = refine_points(problem.start @ basis, problem.penalty(), y @ basis, iterations=5)
+    return upright(problem, better @ basis.T)
+
+
+def upright(problem: Problem, y: Tensor) -> Tensor:
+    """Unit rows with the sign that makes the bias' 1 positive."""
+    last = problem.span.right[:, -1]
+    return normalize(y, dim=1) * torch.where(y @ last < 0, -1.0, 1.0)[:, None]

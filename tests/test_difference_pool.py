@@ -1,0 +1,112 @@
+"""Searches that go on from round to round until each has its record."""
+
+import dataclasses
+
+import torch
+
+from exact_case import planted, seeded, small_problem, true_duals
+from remnant.solvers.difference import exact, pool
+from remnant.solvers.difference.exact import recover
+from remnant.solvers.difference.graph import carried_on, random_parts
+from remnant.solvers.difference.ground import Found, Search
+from remnant.solvers.difference.pool import APART, Pool, empty_pool, find_in_pool, topped_up
+
+
+def under_way(age, first=0):
+    parts = torch.arange(4.0 * len(age) * 2).reshape(4, len(age), 2)
+    return Pool(parts=parts, age=torch.tensor(age), first=first)
+
+
+def test_a_search_goes_on_until_its_dual_is_found_or_it_is_too_old():
+    now = under_way([3, 1, 0, 0, 0])
+    no = torch.zeros(5, dtype=torch.bool)
+    sure, again = no.clone(), no.clone()
+    sure[2:4], again[1] = True, True
+    then = now.after(now.parts, sure, again)
+    assert then.age.tolist() == [1]
+    assert torch.equal(then.parts, now.parts[:, 4:])
+    lost = now.parts.clone()
+    lost[1, 4, 0] = torch.nan
+    assert len(now.after(lost, sure, again).age) == 0
+
+
+def test_new_searches_begin_nearer_to_what_was_found_where_few_of_them_end():
+    sure = torch.tensor([True, True, False, False, False])
+    none = torch.zeros(5, dtype=torch.bool)
+    assert under_way([2, 2, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 1
+    assert under_way([2, 0, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 0
+    assert under_way([2, 2, 1, 1, 1]).after(torch.zeros(4, 5, 2), none, none).first == 0  # no new
+    last = under_way([0] * 5, first=len(APART) - 1)
+    assert last.stage.tolist() == [len(APART) - 1] * 5
+    assert last.after(torch.zeros(4, 5, 2), none, none).first == 0
+    assert under_way([0, 1, 3], first=1).stage.tolist() == [1, 2, 3]
+
+
+def test_old_searches_come_before_new_ones_and_take_their_places():
+    spaces, t, _ = planted()
+    old = Pool(parts=torch.ones(4, 3, len(t)), age=torch.tensor([2, 1, 1]), first=1)
+    more = topped_up(old, spaces, 8, seeded())
+    assert more.age.tolist() == [2, 1, 1, 0, 0, 0, 0, 0]
+    assert torch.equal(more.parts[:, :3], old.parts)
+    assert torch.equal(more.parts[:, 3:], random_parts(spaces, 5, seeded()))
+    fewer = topped_up(old, spaces, 2, seeded())
+    assert fewer.age.tolist() == [2, 1]
+    assert fewer.first == old.first
+
+
+def test_each_search_keeps_its_own_distance():
+    spaces, t, _ = planted(width=300, count=10)
+    both = torch.nn.functional.normalize(spaces.project(torch.stack([t, t, t, t]).mT)[1], dim=1)
+    apart = torch.tensor([[1.0], [0.5]])
+    near = dataclasses.replace(spaces, found=both[:1], cosine=apart)
+    rows = torch.stack([t, t, t.clamp(min=0), t])[:, :, :1].mT.expand(4, 2, 300)
+    coordinates = torch.nn.functional.normalize(near.project(rows)[1], dim=1)
+    assert float(coordinates[0] @ both[0]) > 0.999
+    assert float(coordinates[1] @ both[0]) < 0.5 + 1e-4
+
+
+def test_a_search_in_two_parts_is_the_search():
+    spaces, *_ = planted()
+    start = random_parts(spaces, 4, seeded())
+    half, _ = carried_on(spaces, start, 20)
+    once, twice = carried_on(spaces, start, 40), carried_on(spaces, half, 20)
+    assert torch.equal(once[0], twice[0])
+    assert torch.equal(once[1].gap, twice[1].gap)
+
+
+def test_many_records_are_found_by_searches_that_go_on(monkeypatch, roomy):
+    problem, records = small_problem()
+    pools, plain = [], exact.find_in_pool
+
+    def watched(*given, **more):
+        result = plain(*given, **more)
+        pools.append(result[-1])
+        return result
+
+    monkeypatch.setattr(exact, "find_in_pool", watched)
+    recovery = recover(problem, Search(starts=16), generator=seeded())
+    assert recovery.exact
+    assert bool(recovery.passed.all())
+    found = torch.cdist(records[:, :-1], recovery.inputs).min(1).values
+    assert float(found.square().max()) < 1e-3
+    assert len(pools) >= recovery.rounds
+    assert max(int(each.age.max()) for each in pools if len(each.age)) >= 2
+
+
+def test_points_of_what_was_found_are_near_their_records(roomy):
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    found = Found(z=z[:10], y=torch.nn.functional.normalize(y[:10], dim=1))
+    gone, search = empty_pool(problem), Search()
+    seen = 0
+    for _ in range(3):
+        points, duals, sure, gone = find_in_pool(
+            problem, found, gone, search, seeded(seen), barren=0, silent_below=0.0
+        )
+        which = (duals[sure] @ z.T).abs().max(1).indices
+        assert int(which.min()) >= 10 if len(which) else True  # none that was found already
+        true = torch.nn.functional.normalize(y[which], dim=1)
+        assert float((points[sure] * true).sum(1).min()) > 0.9 if len(which) else True
+        seen += len(which)
+    assert seen > 0
+    assert pool.FREED > 0
