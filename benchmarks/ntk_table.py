@@ -80,8 +80,9 @@ def rows() -> dict[str, Row]:
     )  # fmt: skip
     for data, records, width in pushes:
         table[f"{data}-{records}-{width}"] = row(data, records, width)
-    # Of MNIST 1000 are too many: its records have at most 784 directions.
-    for records, width in ((400, 4096), (1000, 8192)):
+    # Of MNIST 1000 are too many: its records have at most 784 directions. Four of the same share.
+    series = ((125, 1024), (250, 2048), (500, 4096), (1000, 8192))
+    for records, width in ((400, 4096), *series):
         name = f"cifar10-{records}-{width}"
         table[name] = row("cifar10", records, width, batch_size=100)
     return table

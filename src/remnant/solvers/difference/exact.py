@@ -45,10 +45,8 @@ FARTHER = 0.4  # and of one that is kept away from others, maybe from where it w
 LARGER = 12.0  # what two estimates of a record differ by falls short of their squared error by that
 LEAST = 4.0  # times the median error: one that is stated is not below
 # Cosines that points are held below: with those found, and with each other. Taken in turn, when
-# fewer than FEW of the starts, or of what is left, are new. Of 32 starts at 1000 CIFAR-10 records,
-# 16 and 705 of them found, 31 and 32 end at new ones for 0.4, 18 and 17 for 0.6, 12 (16 found) for
-# 0.8 and 3 (705 found) for 0.85, if kept from the true records; from the points found, 13 to 28 for
-# 0.4. Removing a record from the span leaves nearly all of it, and most starts end there again.
+# fewer than FEW of the starts, or of what is left, are new. Removing a record from the span leaves
+# nearly all of it, and most starts end there again.
 APART = (1.0, 0.4, 0.6, 0.8)
 FEW = 0.5
 # Iterations in which a record has to stay where it is. Of 500 CIFAR-10 records at width 4096, one

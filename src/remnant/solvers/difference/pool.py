@@ -30,7 +30,8 @@ from remnant.solvers.difference.zeros import settle
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 # Cosines that a search's point is held below, with those found and with older searches', one after
-# the other.
+# the other. Of 32 searches at 1000 CIFAR-10 records, 300 found, 14 end at new ones in 100
+# iterations at 0.4, 13 of the others in 75 at 0.6 and 4 in 75 at 0.8; 850 found, 10, 14 and 3.
 APART = (0.4, 0.6, 0.8, 1.0)
 FEW = 0.2  # share of the new searches that end after their first round
 FREED = 15  # iterations after which points that were kept apart are near their records
@@ -39,6 +40,7 @@ CLEARLY, ALMOST, MOSTLY = 0.5, 0.75, 0.65
 ROUGHLY, NEARLY_ZERO = 0.1, 5e-3  # what counts as vanishing, of a dual's root-mean-square
 TRIES = 8  # null vectors of the widest penalty, each from the one before
 WIDEST = 0.05
+# Of 32 points at 500 CIFAR-10 records 22 duals get sure by these, 15 by six of them, 11 by four.
 FINER = (0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.001, 0.0005, 0.0005)
 
 
@@ -85,7 +87,7 @@ def find_in_pool(
     assert isinstance(ground.spaces, Spaces)
     pool = topped_up(pool, ground.spaces, search.starts_in(basis.shape[1]), generator)
     apart = torch.tensor(APART)[pool.stage][:, None] if basis.shape[1] >= ROOM else 1.0
-    iterations = search.iterations // len(APART) * (3 if barren else 1)
+    iterations = search.iterations if barren else search.iterations // 3
     parts, points = carried_on(replace(ground.spaces, cosine=apart), pool.parts, iterations)
     y = upright(problem, ground.points(points.coordinates))
     z = normalize(points.dual.double() @ problem.span.left, dim=1)
@@ -136,9 +138,9 @@ def take_duals(
 def silent_share(problem: Problem, margins: Tensor, z: Tensor, small: float) -> Tensor:
     """k: of the neurons that points leave silent by far, the share where duals z (k x n) vanish.
 
-    Mixtures of several records' duals may vanish on more neurons than there are records. Of 1000
-    records of CIFAR-10 at width 8192 most had 0.62 or less, right ones 0.66 and more; two of 58
-    that were taken were not right to 1e-5.
+    Mixtures of several records' duals may vanish on more neurons than there are records. At 1000
+    records of CIFAR-10 and width 8192 wrong duals had 0.56 or less of NEARLY_ZERO, right ones 0.59
+    and more, all but a few 0.69; of ROUGHLY, 0.67 or less, and 0.84 and more.
     """
     silent = margins < -CLEARLY
     zero = (z @ problem.span.left.T).abs() < max(small, problem.zero)
