@@ -113,8 +113,11 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
     zero would bend the fit, so it ends with those that are within twice the usual rounding.
     """
-    for below in REFITS[1:] if problem.roomy else REFITS:  # there, duals went finer
-        z = refit_on_zeros(problem, z, max(below, problem.zero), rough=below > REFITS[-1])
+    if problem.roomy:  # there, duals went finer, and steps on the way are in single precision
+        for below in REFITS[1:-1]:
+            z = refit_on_zeros(problem, z, max(below, problem.zero), rough=True)
+    for below in REFITS[-1:] * 2 if problem.roomy else REFITS:
+        z = refit_on_zeros(problem, z, max(below, problem.zero))
     # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
         for share in COARSE:
