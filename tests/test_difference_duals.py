@@ -10,6 +10,7 @@ from exact_case import seeded, small_problem, true_duals
 from remnant.solvers.difference import exact, pool
 from remnant.solvers.difference.ground import Found
 from remnant.solvers.difference.pool import MOSTLY, NEARLY_ZERO, silent_share
+from remnant.solvers.difference.zeros import fixed_by, zeros_of
 
 
 def nobody(problem):
@@ -67,3 +68,15 @@ def test_a_dual_vanishes_where_its_own_point_is_silent_and_a_mixture_does_not():
         silent_share(problem, problem.margin(y), each, NEARLY_ZERO) for each in (z, mixed)
     )
     assert float(own.min()) > MOSTLY > float(wrong.median())
+
+
+def test_single_precision_tells_which_duals_their_zeros_determine(request):
+    problem, records = small_problem()
+    z = true_duals(problem, records)
+    both = torch.cat([z, torch.nn.functional.normalize(z + z.roll(1, 0), dim=1)])
+    plain = zeros_of(problem, both)
+    request.getfixturevalue("roomy")
+    quick = zeros_of(problem, both)
+    assert torch.allclose(quick.second, plain.second, rtol=1e-3, atol=1e-6)
+    assert torch.equal(fixed_by(problem, quick), fixed_by(problem, plain))
+    assert 0 < int(fixed_by(problem, plain).sum()) < len(both)

@@ -2,14 +2,15 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from exact_case import planted, seeded, small_problem, true_duals
-from remnant.solvers.difference import exact
+from remnant.solvers.difference import exact, pool
 from remnant.solvers.difference.exact import recover
 from remnant.solvers.difference.graph import carried_on, random_parts
-from remnant.solvers.difference.ground import Found, Search
-from remnant.solvers.difference.pool import APART, Pool, empty_pool, find_in_pool, topped_up
+from remnant.solvers.difference.ground import Found, Search, freed, ground_of, upright
+from remnant.solvers.difference.pool import STAGES, Pool, empty_pool, find_in_pool, topped_up
 
 
 def under_way(age, first=0):
@@ -36,8 +37,8 @@ def test_new_searches_begin_nearer_to_what_was_found_where_few_of_them_end():
     assert under_way([2, 2, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 1
     assert under_way([2, 0, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 0
     assert under_way([2, 2, 1, 1, 1]).after(torch.zeros(4, 5, 2), none, none).first == 0  # no new
-    last = under_way([0] * 5, first=len(APART) - 1)
-    assert last.stage.tolist() == [len(APART) - 1] * 5
+    last = under_way([0] * 5, first=len(STAGES) - 1)
+    assert last.stage.tolist() == [len(STAGES) - 1] * 5
     assert last.after(torch.zeros(4, 5, 2), none, none).first == 0
     assert under_way([0, 1, 3], first=1).stage.tolist() == [1, 2, 3]
 
@@ -109,3 +110,60 @@ def test_points_of_what_was_found_are_near_their_records(roomy):
         new += which.tolist()
     assert new
     assert min(new) >= 10  # none that was found already
+
+
+def known_case(known=4):
+    """A problem of which so many records are found, and all duals and points."""
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), upright(problem, records @ problem.span.right.T)
+    return problem, Found(z=z[:known], y=y[:known]), z, y
+
+
+def test_points_come_back_to_their_records_once_they_are_free():
+    problem, found, z, y = known_case(0)
+    ground = ground_of(problem, torch.eye(problem.count).double(), found, 0.4)
+    away = upright(problem, y + 0.4 * y.roll(1, 0))
+    back = freed(problem, ground, away, z, pool.FREED)
+    before, after = ((points * y).sum(1) for points in (away, back))
+    assert float(before.median()) < 0.97 < float(after.median())
+    assert float((after > before).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_a_first_round_that_finds_nothing_is_followed_by_others(roomy, iterations):
+    problem, _ = small_problem()
+    search = Search(starts=8, iterations=iterations, patience=3, repairs=0)
+    recovery = recover(problem, search, generator=seeded())
+    assert recovery.found[1] == 0
+    assert recovery.rounds >= search.patience
+
+
+def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
+    problem, found, _, y = known_case()
+    tried = []
+
+    def take(problem, found, points, duals, margin):
+        tried.append(points.clone())
+        none = torch.zeros(len(points), dtype=torch.bool)
+        return duals, none if len(tried) < 3 else ~none, none
+
+    monkeypatch.setattr(pool, "take_duals", take)
+    monkeypatch.setattr(pool, "refined", lambda problem, basis, points: y[: len(points)])
+    monkeypatch.setattr(pool, "freed", lambda problem, ground, points, duals, iterations: -points)
+    search, gone = Search(starts=8), empty_pool(problem)
+    for barren in (len(STAGES) - 1, len(STAGES)):
+        points, *_, gone = find_in_pool(
+            problem, found, gone, search, seeded(), barren=barren, silent_below=0.0
+        )
+    assert len(tried) == 3
+    assert torch.equal(tried[2], y[:8])
+    assert torch.equal(points, -y[:8])  # where they are sure, as they are when free
+
+
+def test_a_search_does_not_end_for_its_likeness_to_one_that_has_not_arrived(roomy):
+    problem, found, z, y = known_case()
+    astray = upright(problem, torch.randn(1, len(z), generator=seeded()).double())
+    pair = torch.cat([astray, y[11:12]])
+    _, sure, again = pool.take_duals(problem, found, pair, z[[11, 11]], 0.0)
+    assert sure.tolist() == [False, True]
+    assert again.tolist() == [False, False]

@@ -23,7 +23,6 @@ from remnant.solvers.difference.certificate import FAR, Certificate, certify, di
 from remnant.solvers.difference.duals import clearly_silent, null_vectors
 from remnant.solvers.difference.graph import Spaces, find_points, refine_points
 from remnant.solvers.difference.ground import (
-    SILENT,
     Found,
     Ground,
     Search,
@@ -53,6 +52,7 @@ FEW = 0.5
 # of 252 moves farther than FAR in 20 (14 in 50); of blends of two 64 of 64 do, and 60 of those with
 # 0.3 of the other.
 STAY = 20
+SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 ENOUGH = 0.95  # share of many records certified: a search anew for the others takes too long
 
 

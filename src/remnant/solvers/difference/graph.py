@@ -79,7 +79,7 @@ def turned_away(rows: Tensor, found: Tensor, cosine: float | Tensor) -> Tensor:
     Nearly so: TURNS times the nearest with that cosine to the one that a row is nearest to,
     if there is one.
     """
-    for _ in range(TURNS):
+    for _ in range(TURNS if len(rows) else 0):
         unit = normalize(rows, dim=1).nan_to_num()  # a row that is lost turns no other
         near = torch.cat([unit @ found.T, (unit @ unit.T).tril(-1)], dim=1)
         worst, which = near.max(1, keepdim=True)
@@ -171,7 +171,7 @@ def find_points(
     Best first.
     """
     parts = random_parts(spaces, starts, generator)
-    best, best_dual = torch.zeros(starts, spaces.ends.shape[1]), parts[3].clone()
+    best, best_dual = spaces.project(parts)[1], parts[3].clone()
     best_gap = torch.full((starts,), math.inf)
     medians: list[float] = []
     for iteration in range(1, iterations + 1):

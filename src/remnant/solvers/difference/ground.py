@@ -13,9 +13,7 @@ from remnant.solvers.difference import signals
 from remnant.solvers.difference.graph import LIGHT, Spaces, carried_on, parts_at, refine_points
 from remnant.solvers.difference.problem import Problem
 
-# Margins below which a neuron is taken for silent, in turn.
-SILENT = (0.0, -0.1, 0.1)
-ROOM = 4  # dimensions of the span below which points are not kept apart
+LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,9 @@ class Search:
     """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
 
     starts: int = 32  # points searched for at a time
-    iterations: int = 300  # of RRR, tripled while nothing new is found; half, where kept apart
+    # Of RRR, tripled while nothing new is found; half, where points are kept apart, a third, where
+    # searches go on in the next round.
+    iterations: int = 300
     patience: int = 12  # rounds without a new record before giving up
     repairs: int = 5  # searches anew for records that contradict their duals
 
@@ -79,15 +79,14 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
         soft=problem.soft,
         duals=left.float(),
         found=(normalize(found.y @ both.T, dim=1) @ ends).float(),
-        cosine=cosine if basis.shape[1] >= ROOM else 1.0,
+        cosine=cosine if basis.shape[1] >= LEAST_ROOM else 1.0,
     )
     return Ground(basis=basis, triangle=triangle, spaces=spaces)
 
 
 def freed(problem: Problem, ground: Ground, y: Tensor, z: Tensor, iterations: int) -> Tensor:
     """Points (k x n) that the search comes to from y with duals z, no longer kept from others."""
-    if not isinstance(ground.spaces, Spaces):
-        return y
+    assert isinstance(ground.spaces, Spaces)
     spaces = replace(ground.spaces, cosine=1.0)
     start = parts_at(spaces, ground.coordinates(y), (z @ problem.span.left.T).float())
     near = carried_on(spaces, start, iterations)[1]

@@ -35,7 +35,7 @@ class Problem:
     @property
     def roomy(self) -> bool:
         """Whether there are many records, and so many neurons that far more of them are silent than
-        a dual needs."""
+        a dual needs; not before an output layer, which has no features."""
         room = len(self.start) > ROOM * self.count
         return self.signals is None and self.count > DENSE and room
 

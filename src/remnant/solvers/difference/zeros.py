@@ -14,7 +14,7 @@ from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.difference.duals import DENSE, smallest_on
+from remnant.solvers.difference.duals import smallest_on
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
@@ -58,9 +58,9 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
         if n == 1:
             second[i] = 1.0
             continue
-        if n > DENSE:
+        if problem.roomy:
             second[i], direction[i] = second_of(rows.float())
-        if n <= DENSE or second[i] < CLOSE * least_second(problem):
+        if not problem.roomy or second[i] < CLOSE * least_second(problem):
             second[i], direction[i] = second_of(rows)
     return Zeros(count=count, second=second, direction=direction)
 
