@@ -162,8 +162,10 @@ def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
 
 def test_a_search_does_not_end_for_its_likeness_to_one_that_has_not_arrived(roomy):
     problem, found, z, y = known_case()
-    astray = upright(problem, torch.randn(1, len(z), generator=seeded()).double())
-    pair = torch.cat([astray, y[11:12]])
-    _, sure, again = pool.take_duals(problem, found, pair, z[[11, 11]], 0.0)
+    other = torch.nn.functional.normalize(
+        torch.randn(1, len(z), generator=seeded(4)).double(), dim=1
+    )
+    pair = torch.cat([upright(problem, y[5:6] + 1.3 * other), y[5:6]])
+    _, sure, again = pool.take_duals(problem, found, pair, z[[5, 5]], 0.0)
     assert sure.tolist() == [False, True]
     assert again.tolist() == [False, False]
