@@ -42,7 +42,7 @@ PLENTY = 0.5  # share of sure duals above which the other points are not refined
 NEAR = 0.25  # gap of a point worth a try
 FARTHER = 0.4  # and of one that is kept away from others, maybe from where it would go
 LARGER = 12.0  # what two estimates of a record differ by falls short of their squared error by that
-LEAST = 4.0  # times the median error: one that is stated is not below
+LEAST = 8.0  # times the median error: one that is stated is not below
 # Cosines that points are held below: with those found, and with each other. Taken in turn, when
 # fewer than FEW of the starts, or of what is left, are new. Removing a record from the span leaves
 # nearly all of it, and most starts end there again.
