@@ -32,7 +32,7 @@ def test_a_search_goes_on_until_its_dual_is_found_or_it_is_too_old():
 
 
 def test_new_searches_begin_nearer_to_what_was_found_where_few_of_them_end():
-    sure = torch.tensor([True, True, True, False, False])
+    sure = torch.tensor([True, True, False, False, False])
     none = torch.zeros(5, dtype=torch.bool)
     assert under_way([2, 2, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 1
     assert under_way([2, 0, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 0
