@@ -33,8 +33,8 @@ SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 # the other. Of 32 searches at 1000 CIFAR-10 records, 300 found, 14 end at new ones in 100
 # iterations at 0.4, 13 of the others in 75 at 0.6 and 4 in 75 at 0.8; 850 found, 10, 14 and 3.
 STAGES = (0.4, 0.6, 0.8, 1.0)
-# Share of the new searches that end at a new record in their first round. With 0.4 instead, 521 of
-# 1000 CIFAR-10 records are found after 34 rounds, not 578: most at 0.8 and 1 end at known ones.
+# Share of the new searches that end at a new record in their first round. With 0.4 instead, 525 of
+# 1000 CIFAR-10 records are found after 34 rounds, not 578.
 FEW_END = 0.2
 FREED = 15  # iterations after which points that were kept apart are near their records
 CLEARLY = 0.5  # margin of silent neurons
