@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.difference import exact
 from remnant.solvers.difference.certificate import spread_of
 from remnant.solvers.difference.exact import Recovery
 from remnant.solvers.difference.ground import Search
@@ -32,7 +33,6 @@ SIZES = (0.4, 1.2)  # of a start, times a first guess of the root-mean-square of
 OUTSIDE = 0.05
 ODD = 5.0  # times the median of what found points leave outside
 LARGER = 64.0  # what a linear estimate of a record's squared error falls short by at most, measured
-LEAST = 8.0  # times the median error: one that is stated is not below
 WIDE = 16  # neurons a record above which that is enough
 SURE = 5e-2  # predicted squared error of a record, in spreads of records
 
@@ -134,11 +134,9 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
 def stated(problem: SmoothProblem, error: Tensor) -> Tensor:
     """k: squared errors that no certified record was seen to exceed: those that came out small by
     chance are not much smaller than the others', and few neurons a record tell all of them less."""
-    if not len(error):
-        return error
     width, n = problem.start.shape
     few = max(1.0, (WIDE * n / width) ** 2)
-    return few * error.clamp(min=LEAST * float(error.median()))
+    return few * exact.stated(error)
 
 
 def duals_of(span: Span, y: Tensor) -> Tensor:
