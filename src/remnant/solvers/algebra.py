@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -30,6 +34,24 @@ def complement(rows: Tensor, size: int) -> Tensor:
     return full[:, len(rows) :]
 
 
+def eigenvectors(symmetric: Tensor, only: int | None = None) -> tuple[Tensor, Tensor]:
+    """All eigenvalues (n) in rising order and eigenvectors (n x n, columns), or one alone.
+
+    On as many threads as torch has: scipy's own would take all cores, and wait for each other.
+    """
+    how: dict[str, Any] = {"driver": "evd"} if only is None else {"subset_by_index": (only, only)}
+    with _blas().limit(limits=torch.get_num_threads(), user_api="blas"):
+        values, vectors = eigh(symmetric.cpu().numpy(), check_finite=False, **how)
+    return torch.from_numpy(values).to(symmetric), torch.from_numpy(vectors).to(symmetric)
+
+
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController()
+
+
 def distinct(rows: Tensor, cosine: float) -> list[int]:
     """Indices of rows (k x r), earlier ones first, that are pairwise below `cosine` in |cosine|."""
     unit = normalize(rows, dim=1)
@@ -53,3 +75,8 @@ def _first_of_each(close: Tensor) -> list[int]:
         if not bool(close[i, kept].any()):
             kept.append(i)
     return kept
+
+
+def times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Their product, in the matrix' precision."""
+    return (rows.to(matrix.dtype) @ matrix).to(rows.dtype)

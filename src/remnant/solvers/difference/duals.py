@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.algebra import damped_cholesky, times
 
 # Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
@@ -21,7 +21,7 @@ GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 # Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
-SETTLED = {torch.float32: 1e-5, torch.float64: 1e-10}
+SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
 MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
 
@@ -34,7 +34,13 @@ def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
 
 
 def null_vectors(
-    left: Tensor, z: Tensor, weights: Tensor, *, widths: Sequence[float] = GRADUAL
+    left: Tensor,
+    z: Tensor,
+    weights: Tensor,
+    *,
+    widths: Sequence[float] = GRADUAL,
+    precision: torch.dtype = torch.float32,
+    most: int = ROUGHLY,
 ) -> Tensor:
     """Unit rows (k x n) near z that make left z vanish where `weights` (k x w) is large.
 
@@ -42,13 +48,13 @@ def null_vectors(
     by weights / (a^2 + width^2) with a = left z of the step before.
     """
     chunk = 32 if left.shape[1] > DENSE else 8  # rows of products, or Gram matrices at once
-    rough, found = left.float(), []  # sharpened later
+    rough, found = left.to(precision), []  # sharpened later
     for start, rows in zip(z.split(chunk), weights.split(chunk), strict=True):
         near = normalize(start, dim=1)
         for width in widths:
             a = near @ left.T
             weight = (rows / (a**2 + width**2)).float()
-            near = least_on(rough, weight, near, ridge=1e-7, most=ROUGHLY)
+            near = least_on(rough, weight, near, ridge=1e-7, most=most)
         found.append(near)
     return torch.cat(found)
 
@@ -59,10 +65,9 @@ def smallest_on(left: Tensor, zeros: Tensor, near: Tensor, *, rough: bool = Fals
     Of more than DENSE records only nearly so where it makes none small; if rough, to 1e-5.
     """
     if left.shape[1] > DENSE:
-        # From where single precision ends it is not far.
-        for rows in (left.float(),) if rough else (left.float(), left):
-            near = least_on(rows, zeros.to(rows), normalize(near, dim=1), ridge=0.0)
-        return near
+        single, weight = left.float(), zeros.float()
+        near = least_on(single, weight, near, ridge=0.0)
+        return near if rough else corrected(left, single, weight, near)
     found = []
     for own, start in zip(zeros, near, strict=True):
         rows = left[own]
@@ -84,40 +89,54 @@ def least_on(
     most: iterations, of more than DENSE records.
     """
     if left.shape[1] > DENSE:
-        return _by_conjugate_gradients(left, weight, near.to(left.dtype), most).double()
+        near = normalize(near, dim=1).to(weight.dtype)
+        p = solve_across(left, weight, near, -_image(left, weight, near, near), most)
+        return normalize(near + p, dim=1).double()
     gram = torch.matmul(left.T.contiguous() * weight[:, None, :], left).double()
     factor = damped_cholesky(gram, ridge)
     return normalize(torch.cholesky_solve(near[:, :, None], factor)[:, :, 0], dim=1)
 
 
-def _by_conjugate_gradients(left: Tensor, weight: Tensor, near: Tensor, most: int) -> Tensor:
-    """Without the Gram matrix of each row: two products with `left` an iteration for all of them.
+def corrected(left: Tensor, single: Tensor, weight: Tensor, near: Tensor) -> Tensor:
+    """Unit rows of `least_on` (k x n) to double precision, from those to single precision.
 
-    With near + p in place of x, p orthogonal to near, the null direction is out of the problem.
-    What is left of the silent rows is a random part of orthonormal columns, well conditioned.
+    What they leave is taken in double precision, and taken away in single.
     """
+    rest = -_image(left, weight.double(), near, near)
+    total = weight.sum(1, keepdim=True)
+    length = rest.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    p = solve_across(single, weight, near.float(), (rest / length).float() * total, MOST)
+    return normalize(near + p.double() * length / total, dim=1)
 
+
+def _image(left: Tensor, weight: Tensor, near: Tensor, v: Tensor) -> Tensor:
+    """Of rows v (k x n) under the weighted Gram matrices, their part across `near`."""
+    product = times(times(v, left.T) * weight, left)
+    return product - (product * near).sum(1, keepdim=True) * near
+
+
+def solve_across(left: Tensor, weight: Tensor, near: Tensor, goal: Tensor, most: int) -> Tensor:
+    """Rows p (k x n) across unit rows `near` that the weighted Gram matrices take to `goal`, by
+    conjugate gradients, without these matrices: two products with `left` an iteration.
+
+    With near + p in place of x, the null direction is out of the problem. What is left of the
+    silent rows is a random part of orthonormal columns, well conditioned.
+    """
     close = (SETTLED[left.dtype] * weight.sum(1)).square()
-    found = near.clone()
-    rows = torch.arange(len(near))  # those under way
-
-    def image(v: Tensor) -> Tensor:
-        product = ((v @ left.T) * weight) @ left
-        return product - (product * near).sum(1, keepdim=True) * near
-
-    p, rest = torch.zeros_like(near), -image(near)
+    found, rows = torch.zeros_like(near), torch.arange(len(near))  # those under way
+    p, rest = torch.zeros_like(near), goal
     way, size = rest, rest.square().sum(1)
     live = size > close  # a row that has arrived stays, or rounding would carry it away
     for _ in range(most):
         if 2 * int(live.sum()) <= len(rows):  # and costs no more
-            found[rows[~live]] += p[~live]
+            found[rows[~live]] = p[~live]
             rows, weight, near, close, p, way, rest, size = (
                 each[live] for each in (rows, weight, near, close, p, way, rest, size)
             )
             live = live[live]
         if not len(rows):
             break
-        bent = image(way)
+        bent = _image(left, weight, near, way)
         bend = (way * bent).sum(1)
         live = live & (bend > 0)
         step = torch.where(live, size / bend, 0.0)[:, None]
@@ -125,5 +144,5 @@ def _by_conjugate_gradients(left: Tensor, weight: Tensor, near: Tensor, most: in
         size, before = rest.square().sum(1), size
         way = rest + torch.where(live, size / before, 0.0)[:, None] * way
         live = live & (size > close)
-    found[rows] += p
-    return normalize(found, dim=1)
+    found[rows] = p
+    return found

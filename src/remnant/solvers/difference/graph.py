@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.algebra import damped_cholesky, times
 
 # Squared distances in s count WEIGHT^2 times those in t, those in u and a LIGHT times. Of 32 starts
 # at 150 MNIST records of width 512, 29, 23 and 7 end at a record's dual (cosine above 0.95) for
@@ -43,7 +43,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spaces:
-    """The linear spaces, float32, and what points are to keep away from in them."""
+    """The linear spaces, in single precision or less, and what points keep away from in them."""
 
     ends: Tensor  # 2w x r, orthonormal columns: t above sqrt(LIGHT) u
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
@@ -60,15 +60,16 @@ class Spaces:
         """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
         nearest where that is too close to others."""
         t, u, s, a = parts
-        coordinates = torch.cat([t, math.sqrt(LIGHT) * u], dim=1) @ self.ends
+        coordinates = times(torch.cat([t, math.sqrt(LIGHT) * u], dim=1), self.ends)
         if self.crowded:
             coordinates = turned_away(coordinates, self.found, self.cosine)
         ends = self.at(coordinates)
-        return torch.stack([*ends, s @ self.soft, (a @ self.duals) @ self.duals.T]), coordinates
+        near_a = times(times(a, self.duals), self.duals.T)
+        return torch.stack([*ends, times(s, self.soft.T), near_a]), coordinates
 
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """t and u of coordinates (k x r)."""
-        both = coordinates @ self.ends.T
+        both = times(coordinates, self.ends.T)
         width = len(self.soft)
         return both[:, :width], both[:, width:] / math.sqrt(LIGHT)
 

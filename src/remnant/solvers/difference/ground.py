@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.difference import signals
-from remnant.solvers.difference.graph import LIGHT, Spaces, carried_on, parts_at, refine_points
+from remnant.solvers.difference.graph import Spaces, carried_on, parts_at, refine_points
 from remnant.solvers.difference.problem import Problem
 
 LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
@@ -72,13 +73,20 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
         ends, triangle = torch.linalg.qr(problem.start @ basis)
         three = (ends.float(), left.float(), problem.signals.float())
         return Ground(basis=basis, triangle=triangle, spaces=three)
-    both = torch.cat([problem.start, math.sqrt(LIGHT) * problem.end])
-    ends, triangle = torch.linalg.qr(both @ basis)
+    # Orthonormal columns by the Gram matrix, which is far from singular: columns of random weights.
+    across = problem.gram @ basis
+    triangle = damped_cholesky((basis.T @ across)[None], 1e-13)[0].T
+
+    def divided(rows: Tensor) -> Tensor:
+        quotient: Tensor = torch.linalg.solve_triangular(triangle, rows, upper=True, left=False)
+        return quotient
+
+    length = (found.y * (found.y @ problem.gram)).sum(1, keepdim=True).sqrt()
     spaces = Spaces(
-        ends=ends.float(),
-        soft=problem.soft,
-        duals=left.float(),
-        found=(normalize(found.y @ both.T, dim=1) @ ends).float(),
+        ends=problem.ends.to(problem.coarse) @ divided(basis).to(problem.coarse),
+        soft=problem.soft.to(problem.coarse),
+        duals=left.to(problem.coarse),
+        found=divided(found.y / length @ across).float(),
         cosine=cosine if basis.shape[1] >= LEAST_ROOM else 1.0,
     )
     return Ground(basis=basis, triangle=triangle, spaces=spaces)

@@ -35,15 +35,19 @@ SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 STAGES = (0.4, 0.6, 0.8, 1.0)
 # Share of the new searches that end at a new record in their first round. With 0.4 instead, 525 of
 # 1000 CIFAR-10 records are found after 34 rounds, not 578.
-FEW_END = 0.2
+FEW_END = 0.25
+FIRST = 2  # stages that searches begin at
 FREED = 15  # iterations after which points that were kept apart are near their records
 CLEARLY = 0.5  # margin of silent neurons
 ALMOST, MOSTLY = 0.75, 0.65  # and the share of them where a dual vanishes, roughly, then nearly
 ROUGH_ZERO, NEARLY_ZERO = 0.1, 5e-3  # what counts as vanishing, of a dual's root-mean-square
+HOPELESS, ARRIVED = 0.6, 0.85
+LAST = (0.001,)
+ITERATIONS = 15  # of each null vector: the next step goes on
 TRIES = 8  # null vectors of the widest penalty, each from the one before
 WIDEST = 0.05
 # Of 32 points at 500 CIFAR-10 records 22 duals get sure by these, 15 by six of them, 11 by four.
-FINER = (0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.001, 0.0005, 0.0005)
+FINER = (0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,26 +55,28 @@ class Pool:
     """Searches under way."""
 
     parts: Tensor  # 4 x k x w: t, u, s, a of each
-    age: Tensor  # k: in rounds
-    first: int = 0  # the stage of new ones
-
-    @property
-    def stage(self) -> Tensor:
-        """k: of STAGES. All move with the first one."""
-        return (self.first + self.age).clamp(max=len(STAGES) - 1)
+    stage: Tensor  # k: of STAGES
+    new: Tensor  # k, bool: begun in this round
+    first: int = 0  # the stage that the next ones begin at
 
     def after(self, parts: Tensor, sure: Tensor, again: Tensor) -> Pool:
-        """Without searches that have ended; if few of the new ones did, all go nearer, or where
-        they are nearest, begin again."""
-        on = ~(sure | again) & (self.age + 1 < len(STAGES)) & parts.isfinite().all(2).all(0)
-        new = sure[self.age == 0]
-        few = len(new) > 0 and float(new.double().mean()) < FEW_END
-        first = (self.first + few) % len(STAGES)
-        return Pool(parts=parts[:, on], age=self.age[on] + 1, first=first)
+        """Without searches that have ended, the others a stage further. If few of the new ones
+        ended, the next begin nearer to what was found, or if these did, as far as before."""
+        last = self.stage + 1 >= len(STAGES)
+        on = ~(sure | again | last) & parts.isfinite().all(2).all(0)
+        fresh = sure[self.new]
+        few = len(fresh) > 0 and float(fresh.double().mean()) < FEW_END
+        return Pool(
+            parts=parts[:, on],
+            stage=self.stage[on] + 1,
+            new=torch.zeros(int(on.sum()), dtype=torch.bool),
+            first=(self.first + few) % FIRST,
+        )
 
 
 def empty_pool(problem: Problem) -> Pool:
-    return Pool(parts=torch.zeros(4, 0, len(problem.start)), age=torch.zeros(0, dtype=torch.long))
+    none = torch.zeros(0)
+    return Pool(parts=torch.zeros(4, 0, len(problem.start)), stage=none.long(), new=none.bool())
 
 
 def find_in_pool(
@@ -105,13 +111,13 @@ def find_in_pool(
 
 def topped_up(pool: Pool, spaces: Spaces, starts: int, generator: torch.Generator) -> Pool:
     """With new searches after the old ones, as many as starts in all."""
-    old = min(starts, len(pool.age))
+    old = min(starts, len(pool.stage))
     fresh = random_parts(spaces, starts - old, generator)
-    age = torch.zeros(starts - old, dtype=torch.long)
     return replace(
         pool,
         parts=torch.cat([pool.parts[:, :old], fresh], dim=1),
-        age=torch.cat([pool.age[:old], age]),
+        stage=torch.cat([pool.stage[:old], torch.full((starts - old,), pool.first)]),
+        new=torch.arange(starts) >= old,
     )
 
 
@@ -123,18 +129,36 @@ def take_duals(
 
     What is not near a dual's zeros after a few steps is left alone: its search may go on.
     """
-    margins, left = problem.margin(y), problem.span.left
+    margins = problem.margin(y)
     silent = clearly_silent(margins, -margin, problem.count)
-    near, there = z.clone(), torch.zeros(len(z), dtype=torch.bool)
-    for _ in range(TRIES):
-        rest = ~there & near.isfinite().all(1)
-        near[rest] = null_vectors(left, near[rest], silent[rest], widths=(WIDEST,))
-        there[rest] = silent_share(problem, margins[rest], near[rest], ROUGH_ZERO) > ALMOST
+    near, share = z.clone(), torch.zeros(len(z))
+
+    def step(rows: Tensor, width: float, small: float, precision: torch.dtype) -> None:
+        if not bool(rows.any()):
+            return
+        near[rows] = null_vectors(
+            problem.span.left,
+            near[rows],
+            silent[rows],
+            widths=(width,),
+            precision=precision,
+            most=ITERATIONS,
+        )
+        share[rows] = silent_share(problem, margins[rows], near[rows], small)
+
+    for trial in range(TRIES):
+        hopeful = share > HOPELESS if trial > 1 else near.isfinite().all(1)
+        step(hopeful & (share <= ALMOST), WIDEST, ROUGH_ZERO, problem.coarse)
+    there = share > ALMOST
     known = there & ((near @ found.z.T).abs() > SAME_DUAL).any(1)
     like = ((near @ near.T).abs() > SAME_DUAL).tril(-1) & there & there[:, None]
     fresh, sure = there & ~known & ~like.any(1), torch.zeros(len(z), dtype=torch.bool)
-    near[fresh] = null_vectors(left, near[fresh], silent[fresh], widths=FINER)
-    fresh[fresh.clone()] = silent_share(problem, margins[fresh], near[fresh], NEARLY_ZERO) > MOSTLY
+    share[fresh] = 0.0
+    for width in FINER:
+        step(fresh & (share <= ARRIVED), width, NEARLY_ZERO, torch.float32)
+    fresh = fresh & (share > MOSTLY)
+    for width in LAST:
+        step(fresh, width, NEARLY_ZERO, torch.float32)
     near[fresh], sure[fresh] = settle(problem, near[fresh], problem.not_firing(y[fresh]))
     return near, sure, known | (like & sure).any(1)
 

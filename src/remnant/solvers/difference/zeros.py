@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.difference.duals import smallest_on
+from remnant.solvers.algebra import eigenvectors, times
+from remnant.solvers.difference.duals import ROUGHLY, smallest_on, solve_across
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
@@ -24,7 +24,8 @@ REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to t
 SECOND = 1e-4
 SPARE = 8  # zeros beyond those of chance
 SPARED = 4  # zeros that must not decide
-CLOSE = 10  # times `least_second`: above that, single precision tells
+CLEAR = 100  # times `least_second`: above that, a rough look tells
+AT_ONCE = 32  # rough looks
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,30 +54,41 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
     count = zero.sum(1)
     second = torch.zeros(len(z), dtype=torch.float64)
     direction = torch.zeros_like(z)
-    for i in (count > n + SPARED).nonzero()[:, 0].tolist():
-        rows = left[zero[i]]
-        if n == 1:
-            second[i] = 1.0
-            continue
-        if problem.roomy:
-            second[i], direction[i] = second_of(rows.float())
-        if not problem.roomy or second[i] < CLOSE * least_second(problem):
-            second[i], direction[i] = second_of(rows)
+    enough = (count > n + SPARED).nonzero()[:, 0]
+    if problem.roomy:
+        rough = left.to(problem.coarse)
+        for rows in enough.split(AT_ONCE):
+            second[rows] = nearly_second(rough, zero[rows].float(), z[rows].float()).double()
+        enough = enough[second[enough] < CLEAR * least_second(problem)]
+    for i in enough.tolist():
+        second[i], direction[i] = second_of(left[zero[i]]) if n > 1 else (1.0, z[i])
     return Zeros(count=count, second=second, direction=direction)
+
+
+def nearly_second(left: Tensor, zeros: Tensor, z: Tensor) -> Tensor:
+    """k: the same as `second_of`, or somewhat more, by inverse power steps from a random direction.
+
+    zeros: k x w of 0 and 1. One that is far smaller than all others is met nearly exactly.
+    """
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(z.shape, generator=generator)
+    for spared in (0, 0, SPARED, 0):
+        if spared:
+            most = (times(direction, left.T).abs() * zeros).topk(spared, dim=1).indices
+            zeros = zeros.scatter(1, most, 0.0)
+        across = normalize(direction - (direction * z).sum(1, keepdim=True) * z, dim=1)
+        goal = across * zeros.sum(1, keepdim=True)
+        direction = normalize(solve_across(left, zeros, z, goal, ROUGHLY), dim=1)
+    return (times(direction, left.T).square() * zeros).sum(1) / zeros.sum(1)
 
 
 def second_of(rows: Tensor) -> tuple[Tensor, Tensor]:
     """What a second direction leaves of rows (m x n) at least, but for SPARED of them, and it."""
     gram = rows.T @ rows
-    _, direction = second_eigenvector(gram)
-    spared = rows[(rows @ direction).abs().argsort()[len(rows) - SPARED :]]
-    return second_eigenvector((gram - spared.T @ spared) / (len(rows) - SPARED))
-
-
-def second_eigenvector(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """The second smallest eigenvalue of a symmetric matrix, and its eigenvector."""
-    values, vectors = eigh(gram.cpu().numpy(), subset_by_index=(1, 1), check_finite=False)
-    return torch.from_numpy(values)[0].to(gram), torch.from_numpy(vectors)[:, 0].to(gram)
+    direction = eigenvectors(gram, only=1)[1]
+    spared = rows[(rows @ direction)[:, 0].abs().argsort()[len(rows) - SPARED :]]
+    value, direction = eigenvectors((gram - spared.T @ spared) / (len(rows) - SPARED), only=1)
+    return value[0], direction[:, 0]
 
 
 def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
@@ -116,7 +128,7 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     if problem.roomy:  # there, duals went finer, and steps on the way are in single precision
         for below in REFITS[1:-1]:
             z = refit_on_zeros(problem, z, max(below, problem.zero), rough=True)
-    for below in REFITS[-1:] * 2 if problem.roomy else REFITS:
+    for below in REFITS[-1:] if problem.roomy else REFITS:
         z = refit_on_zeros(problem, z, max(below, problem.zero))
     # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
