@@ -13,46 +13,51 @@ from remnant.solvers.difference.ground import Found, Search, freed, ground_of, u
 from remnant.solvers.difference.pool import STAGES, Pool, empty_pool, find_in_pool, topped_up
 
 
-def under_way(age, first=0):
-    parts = torch.arange(4.0 * len(age) * 2).reshape(4, len(age), 2)
-    return Pool(parts=parts, age=torch.tensor(age), first=first)
+def under_way(stage):
+    parts = torch.arange(4.0 * len(stage) * 2).reshape(4, len(stage), 2)
+    return Pool(parts=parts, stage=torch.tensor(stage))
 
 
 def test_a_search_goes_on_until_its_dual_is_found_or_it_is_too_old():
-    now = under_way([3, 1, 0, 0, 0])
-    no = torch.zeros(5, dtype=torch.bool)
-    sure, again = no.clone(), no.clone()
+    now = under_way([len(STAGES) - 1, 1, 0, 0, 0, 2])
+    sure, again = torch.zeros(2, 6, dtype=torch.bool)
     sure[2:4], again[1] = True, True
     then = now.after(now.parts, sure, again)
-    assert then.age.tolist() == [1]
+    assert then.stage.tolist() == [1, 3]  # nearer to what was found
     assert torch.equal(then.parts, now.parts[:, 4:])
     lost = now.parts.clone()
     lost[1, 4, 0] = torch.nan
-    assert len(now.after(lost, sure, again).age) == 0
-
-
-def test_new_searches_begin_nearer_to_what_was_found_where_few_of_them_end():
-    sure = torch.tensor([True, True, False, False, False])
-    none = torch.zeros(5, dtype=torch.bool)
-    assert under_way([2, 2, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 1
-    assert under_way([2, 0, 0, 0, 0]).after(torch.zeros(4, 5, 2), sure, none).first == 0
-    assert under_way([2, 2, 1, 1, 1]).after(torch.zeros(4, 5, 2), none, none).first == 0  # no new
-    last = under_way([0] * 5, first=len(STAGES) - 1)
-    assert last.stage.tolist() == [len(STAGES) - 1] * 5
-    assert last.after(torch.zeros(4, 5, 2), none, none).first == 0
-    assert under_way([0, 1, 3], first=1).stage.tolist() == [1, 2, 3]
+    assert now.after(lost, sure, again).stage.tolist() == [3]
 
 
 def test_old_searches_come_before_new_ones_and_take_their_places():
     spaces, t, _ = planted()
-    old = Pool(parts=torch.ones(4, 3, len(t)), age=torch.tensor([2, 1, 1]), first=1)
+    old = Pool(parts=torch.ones(4, 3, len(t)), stage=torch.tensor([2, 1, 1]))
     more = topped_up(old, spaces, 8, seeded())
-    assert more.age.tolist() == [2, 1, 1, 0, 0, 0, 0, 0]
+    assert more.stage.tolist() == [2, 1, 1, 0, 0, 0, 0, 0]
     assert torch.equal(more.parts[:, :3], old.parts)
     assert torch.equal(more.parts[:, 3:], random_parts(spaces, 5, seeded()))
     fewer = topped_up(old, spaces, 2, seeded())
-    assert fewer.age.tolist() == [2, 1]
-    assert fewer.first == old.first
+    assert fewer.stage.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("barren", [0, 1])
+def test_the_oldest_go_anywhere_where_nothing_new_is_found(monkeypatch, roomy, barren):
+    problem, found, *_ = known_case()
+    told = []
+
+    def watched(spaces, parts, iterations):
+        told.append(spaces.cosine)
+        return carried_on(spaces, parts, 3)
+
+    monkeypatch.setattr(pool, "carried_on", watched)
+    ground = ground_of(problem, torch.eye(problem.count).double(), found, 1.0)
+    parts = random_parts(ground.spaces, len(STAGES), seeded())
+    gone = Pool(parts=parts, stage=torch.arange(len(STAGES)))
+    search = Search(starts=len(STAGES))
+    find_in_pool(problem, found, gone, search, seeded(), barren=barren, silent_below=0.0)
+    last = 1.0 if barren else STAGES[-1]
+    assert told[0].flatten().tolist() == pytest.approx([*STAGES[:-1], last])
 
 
 def test_each_search_keeps_its_own_distance():
@@ -91,7 +96,7 @@ def test_many_records_are_found_by_searches_that_go_on(monkeypatch, roomy):
     found = torch.cdist(records[:, :-1], recovery.inputs).min(1).values
     assert float(found.square().max()) < 1e-3
     assert len(pools) >= recovery.rounds
-    assert max(int(each.age.max()) for each in pools if len(each.age)) >= 2
+    assert max(int(each.stage.max()) for each in pools if len(each.stage)) >= 2
 
 
 def test_points_of_what_was_found_are_near_their_records(roomy):
@@ -130,12 +135,18 @@ def test_points_come_back_to_their_records_once_they_are_free():
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_a_first_round_that_finds_nothing_is_followed_by_others(roomy, iterations):
+def test_rounds_that_find_nothing_are_followed_by_others(monkeypatch, roomy, iterations):
     problem, _ = small_problem()
-    search = Search(starts=8, iterations=iterations, patience=3, repairs=0)
+
+    def nothing(problem, found, points, duals, margin):
+        none = torch.zeros(len(points), dtype=torch.bool)
+        return duals, none, none
+
+    monkeypatch.setattr(pool, "take_duals", nothing)
+    search = Search(starts=8, iterations=iterations, patience=6, repairs=0)
     recovery = recover(problem, search, generator=seeded())
-    assert recovery.found[1] == 0
-    assert recovery.rounds >= search.patience
+    assert recovery.found == [0] * 7
+    assert not len(recovery.inputs)
 
 
 def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):

@@ -33,6 +33,12 @@ def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
     return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
 
 
+def most_silent(margin: Tensor, number: int) -> Tensor:
+    """k x w of 0 and 1: so many neurons, those of the least margins."""
+    least = margin.topk(number, dim=1, largest=False).indices
+    return torch.zeros_like(margin).scatter(1, least, 1.0)
+
+
 def null_vectors(
     left: Tensor,
     z: Tensor,

@@ -7,6 +7,7 @@ and ever nearer to what was found: some records are like others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.solvers.algebra import complement
-from remnant.solvers.difference.duals import clearly_silent, null_vectors
+from remnant.solvers.difference.duals import clearly_silent, most_silent, null_vectors
 from remnant.solvers.difference.graph import Spaces, carried_on, random_parts
 from remnant.solvers.difference.ground import (
     LEAST_ROOM,
@@ -29,25 +30,23 @@ from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.zeros import settle
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
-# Cosines that a search's point is held below, with those found and with older searches', one after
-# the other. Of 32 searches at 1000 CIFAR-10 records, 300 found, 14 end at new ones in 100
-# iterations at 0.4, 13 of the others in 75 at 0.6 and 4 in 75 at 0.8; 850 found, 10, 14 and 3.
-STAGES = (0.4, 0.6, 0.8, 1.0)
-# Share of the new searches that end at a new record in their first round. With 0.4 instead, 525 of
-# 1000 CIFAR-10 records are found after 34 rounds, not 578.
-FEW_END = 0.25
-FIRST = 2  # stages that searches begin at
+# Cosines that a search's point is held below, with those found and with older searches', in one
+# round after the other. At 1000 CIFAR-10 records, 500 to 660 found, a quarter of the searches end
+# at a new one in the first round, half of the others in the second, and in the third, and a third
+# of those left in the last.
+STAGES = (0.4, 0.6, 0.8, 0.8)
 FREED = 15  # iterations after which points that were kept apart are near their records
-CLEARLY = 0.5  # margin of silent neurons
-ALMOST, MOSTLY = 0.75, 0.65  # and the share of them where a dual vanishes, roughly, then nearly
-ROUGH_ZERO, NEARLY_ZERO = 0.1, 5e-3  # what counts as vanishing, of a dual's root-mean-square
-HOPELESS, ARRIVED = 0.6, 0.85
-LAST = (0.001,)
-ITERATIONS = 15  # of each null vector: the next step goes on
-TRIES = 8  # null vectors of the widest penalty, each from the one before
-WIDEST = 0.05
-# Of 32 points at 500 CIFAR-10 records 22 duals get sure by these, 15 by six of them, 11 by four.
+# The widths of null vectors: from rough points' silent neurons alone to what vanishes there, then
+# ever finer, a last one at once for those that have arrived.
+WIDE = (1.0, 1.0, 0.3, 0.1, 0.05, 0.05)
 FINER = (0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001)
+LAST = (0.001,)
+ITERATIONS = 15  # of conjugate gradients, for each
+SURELY = 2  # neurons for each record that a rough point leaves silent, the most silent ones
+CLEARLY = 0.5  # margin of silent neurons
+# The share of them where a dual vanishes: roughly (so much of its root-mean-square), and nearly.
+ROUGH_ZERO, NEARLY_ZERO = 0.1, 5e-3
+ALMOST, MOSTLY, ARRIVED = 0.8, 0.65, 0.85
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,27 +55,16 @@ class Pool:
 
     parts: Tensor  # 4 x k x w: t, u, s, a of each
     stage: Tensor  # k: of STAGES
-    new: Tensor  # k, bool: begun in this round
-    first: int = 0  # the stage that the next ones begin at
 
     def after(self, parts: Tensor, sure: Tensor, again: Tensor) -> Pool:
-        """Without searches that have ended, the others a stage further. If few of the new ones
-        ended, the next begin nearer to what was found, or if these did, as far as before."""
+        """Without searches that have ended, the others a stage further."""
         last = self.stage + 1 >= len(STAGES)
         on = ~(sure | again | last) & parts.isfinite().all(2).all(0)
-        fresh = sure[self.new]
-        few = len(fresh) > 0 and float(fresh.double().mean()) < FEW_END
-        return Pool(
-            parts=parts[:, on],
-            stage=self.stage[on] + 1,
-            new=torch.zeros(int(on.sum()), dtype=torch.bool),
-            first=(self.first + few) % FIRST,
-        )
+        return Pool(parts=parts[:, on], stage=self.stage[on] + 1)
 
 
 def empty_pool(problem: Problem) -> Pool:
-    none = torch.zeros(0)
-    return Pool(parts=torch.zeros(4, 0, len(problem.start)), stage=none.long(), new=none.bool())
+    return Pool(parts=torch.zeros(4, 0, len(problem.start)), stage=torch.zeros(0).long())
 
 
 def find_in_pool(
@@ -95,7 +83,11 @@ def find_in_pool(
     ground = ground_of(problem, basis, found, STAGES[0])
     assert isinstance(ground.spaces, Spaces)
     pool = topped_up(pool, ground.spaces, search.starts_in(basis.shape[1]), generator)
-    apart = torch.tensor(STAGES)[pool.stage][:, None] if basis.shape[1] >= LEAST_ROOM else 1.0
+    apart = torch.tensor(STAGES)[pool.stage][:, None]
+    if barren:  # what is left may be most like one that was found
+        apart[pool.stage == len(STAGES) - 1] = 1.0
+    if basis.shape[1] < LEAST_ROOM:
+        apart[:] = 1.0
     iterations = search.iterations if barren else max(1, search.iterations // 3)
     parts, points = carried_on(replace(ground.spaces, cosine=apart), pool.parts, iterations)
     y = upright(problem, ground.points(points.coordinates))
@@ -113,11 +105,9 @@ def topped_up(pool: Pool, spaces: Spaces, starts: int, generator: torch.Generato
     """With new searches after the old ones, as many as starts in all."""
     old = min(starts, len(pool.stage))
     fresh = random_parts(spaces, starts - old, generator)
-    return replace(
-        pool,
+    return Pool(
         parts=torch.cat([pool.parts[:, :old], fresh], dim=1),
-        stage=torch.cat([pool.stage[:old], torch.full((starts - old,), pool.first)]),
-        new=torch.arange(starts) >= old,
+        stage=torch.cat([pool.stage[:old], torch.zeros(starts - old).long()]),
     )
 
 
@@ -131,34 +121,32 @@ def take_duals(
     """
     margins = problem.margin(y)
     silent = clearly_silent(margins, -margin, problem.count)
+    most = most_silent(margins, SURELY * problem.count)
     near, share = z.clone(), torch.zeros(len(z))
 
-    def step(rows: Tensor, width: float, small: float, precision: torch.dtype) -> None:
-        if not bool(rows.any()):
-            return
-        near[rows] = null_vectors(
-            problem.span.left,
-            near[rows],
-            silent[rows],
-            widths=(width,),
-            precision=precision,
-            most=ITERATIONS,
-        )
-        share[rows] = silent_share(problem, margins[rows], near[rows], small)
+    def step(rows: Tensor, widths: Sequence[float], small: float = NEARLY_ZERO) -> None:
+        rough = small == ROUGH_ZERO
+        if bool(rows.any()):
+            near[rows] = null_vectors(
+                problem.span.left,
+                near[rows],
+                (most if rough else silent)[rows],
+                widths=widths,
+                precision=problem.coarse if rough else torch.float32,
+                most=ITERATIONS,
+            )
+            share[rows] = silent_share(problem, margins[rows], near[rows], small)
 
-    for trial in range(TRIES):
-        hopeful = share > HOPELESS if trial > 1 else near.isfinite().all(1)
-        step(hopeful & (share <= ALMOST), WIDEST, ROUGH_ZERO, problem.coarse)
+    step(z.isfinite().all(1), WIDE, ROUGH_ZERO)
     there = share > ALMOST
     known = there & ((near @ found.z.T).abs() > SAME_DUAL).any(1)
     like = ((near @ near.T).abs() > SAME_DUAL).tril(-1) & there & there[:, None]
     fresh, sure = there & ~known & ~like.any(1), torch.zeros(len(z), dtype=torch.bool)
     share[fresh] = 0.0
     for width in FINER:
-        step(fresh & (share <= ARRIVED), width, NEARLY_ZERO, torch.float32)
+        step(fresh & (share <= ARRIVED), (width,))
     fresh = fresh & (share > MOSTLY)
-    for width in LAST:
-        step(fresh, width, NEARLY_ZERO, torch.float32)
+    step(fresh, LAST)
     near[fresh], sure[fresh] = settle(problem, near[fresh], problem.not_firing(y[fresh]))
     return near, sure, known | (like & sure).any(1)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from remnant.solvers.algebra import eigenvectors
 from remnant.solvers.difference.duals import DENSE
 from remnant.solvers.difference.graph import LIGHT
-from remnant.solvers.spans import Span, rounding_level
+from remnant.solvers.spans import Span
 
 ROOM = 6  # neurons for each record
 LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
@@ -141,22 +141,12 @@ def zero_level(span: Span, weights: Tensor, precision: float) -> float:
     return min(0.03, max(LEAST_ZERO, 10 * rounding / float(span.scale[-1])))
 
 
-def spectrum_of_features(
-    change: Tensor, weights: Tensor, precision: float
-) -> tuple[Tensor, Tensor]:
+def strong_directions(change: Tensor, least: float) -> tuple[Tensor, Tensor]:
     """All w singular values of a layer's change (v x w), relative, and its right directions.
 
-    With the weights that were rounded when the change was stored, none is below their rounding.
+    None is below `least`, which is far above 1e-8: so eigenvectors of the Gram matrix do, which
+    take a third of the time.
     """
-    _, values, right = torch.linalg.svd(change, full_matrices=True)
-    sizes = torch.zeros(change.shape[1], dtype=torch.float64)
-    sizes[: len(values)] = values
-    return (sizes / values[0]).clamp(min=rounding_level(weights, precision) / float(values[0])), right
-
-
-def strong_directions(change: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """The same, but none is below `least`, far above 1e-8; so the Gram matrix' eigenvectors do,
-    which take a third of the time."""
     values, vectors = eigenvectors(change.T @ change)
     sizes = values.flip(0).clamp(min=0).sqrt()
     return (sizes / sizes[0]).clamp(min=least), vectors.flip(1).T

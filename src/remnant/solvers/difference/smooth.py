@@ -23,8 +23,7 @@ from remnant.solvers.difference import exact
 from remnant.solvers.difference.certificate import spread_of
 from remnant.solvers.difference.exact import Recovery
 from remnant.solvers.difference.ground import Search
-from remnant.solvers.difference.problem import spectrum_of_features
-from remnant.solvers.spans import Span
+from remnant.solvers.spans import Span, rounding_level
 
 FORM, FINISH = 15, 12  # Levenberg-Marquardt steps away from known points, and free ones
 WEIGHTS = (1.0, 2.0)  # exponents of 1 / s_k then
@@ -109,6 +108,19 @@ def pose_smooth(
         sizes=sizes,
         size=float(size) / math.sqrt(len(first_start)),
     )
+
+
+def spectrum_of_features(
+    change: Tensor, weights: Tensor, precision: float
+) -> tuple[Tensor, Tensor]:
+    """All w singular values of a layer's change (v x w), relative, and its right directions.
+
+    None is below what rounding does to the weights that the change was stored with.
+    """
+    _, values, right = torch.linalg.svd(change, full_matrices=True)
+    sizes = torch.zeros(change.shape[1], dtype=torch.float64)
+    sizes[: len(values)] = values
+    return sizes.clamp(min=rounding_level(weights, precision)) / float(values[0]), right
 
 
 def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Generator) -> Recovery:
