@@ -10,7 +10,7 @@ from remnant.solvers.difference import exact, pool
 from remnant.solvers.difference.exact import recover
 from remnant.solvers.difference.graph import carried_on, random_parts
 from remnant.solvers.difference.ground import Found, Search, freed, ground_of, upright
-from remnant.solvers.difference.pool import STAGES, Pool, empty_pool, find_in_pool, topped_up
+from remnant.solvers.difference.pool import FAR, NEARER, Pool, empty_pool, find_in_pool, topped_up
 
 
 def under_way(stage):
@@ -19,7 +19,7 @@ def under_way(stage):
 
 
 def test_a_search_goes_on_until_its_dual_is_found_or_it_is_too_old():
-    now = under_way([len(STAGES) - 1, 1, 0, 0, 0, 2])
+    now = under_way([len(FAR) - 1, 1, 0, 0, 0, 2])
     sure, again = torch.zeros(2, 6, dtype=torch.bool)
     sure[2:4], again[1] = True, True
     then = now.after(now.parts, sure, again)
@@ -41,9 +41,11 @@ def test_old_searches_come_before_new_ones_and_take_their_places():
     assert fewer.stage.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("barren", [0, 1])
-def test_the_oldest_go_anywhere_where_nothing_new_is_found(monkeypatch, roomy, barren):
-    problem, found, *_ = known_case()
+@pytest.mark.parametrize(
+    ("known", "barren", "apart"), [(4, 0, FAR), (4, 1, NEARER), (14, 0, NEARER)]
+)
+def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, barren, apart):
+    problem, found, *_ = known_case(known)
     told = []
 
     def watched(spaces, parts, iterations):
@@ -52,12 +54,10 @@ def test_the_oldest_go_anywhere_where_nothing_new_is_found(monkeypatch, roomy, b
 
     monkeypatch.setattr(pool, "carried_on", watched)
     ground = ground_of(problem, torch.eye(problem.count).double(), found, 1.0)
-    parts = random_parts(ground.spaces, len(STAGES), seeded())
-    gone = Pool(parts=parts, stage=torch.arange(len(STAGES)))
-    search = Search(starts=len(STAGES))
+    gone = Pool(parts=random_parts(ground.spaces, 4, seeded()), stage=torch.arange(4))
+    search = Search(starts=4)
     find_in_pool(problem, found, gone, search, seeded(), barren=barren, silent_below=0.0)
-    last = 1.0 if barren else STAGES[-1]
-    assert told[0].flatten().tolist() == pytest.approx([*STAGES[:-1], last])
+    assert told[0].flatten().tolist()[:4] == pytest.approx(apart)
 
 
 def test_each_search_keeps_its_own_distance():
@@ -162,7 +162,7 @@ def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
     monkeypatch.setattr(pool, "refined", lambda problem, basis, points: y[: len(points)])
     monkeypatch.setattr(pool, "freed", lambda problem, ground, points, duals, iterations: -points)
     search, gone = Search(starts=8), empty_pool(problem)
-    for barren in (len(STAGES) - 1, len(STAGES)):
+    for barren in (len(FAR) - 1, len(FAR)):
         points, *_, gone = find_in_pool(
             problem, found, gone, search, seeded(), barren=barren, silent_below=0.0
         )

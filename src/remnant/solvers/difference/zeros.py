@@ -48,7 +48,7 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
     on any one neuron more, or on a few by chance: SPARED of the zeros must not decide.
     """
     left, n = problem.span.left, problem.count
-    zero = (z @ left.T).abs() < problem.zero
+    zero = zeros_below(problem, z, problem.zero)
     if where is not None:
         zero = zero & where
     count = zero.sum(1)
@@ -129,8 +129,13 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     if problem.roomy:  # there, duals went finer, and steps on the way are in single precision
         for below in REFITS[1:-1]:
             z = refit_on_zeros(problem, z, max(below, problem.zero), rough=True)
-    for below in REFITS[-1:] if problem.roomy else REFITS:
-        z = refit_on_zeros(problem, z, max(below, problem.zero))
+        least, before = max(REFITS[-1], problem.zero), z
+        z = refit_on_zeros(problem, z, least)
+        moved = (zeros_below(problem, before, least) != zeros_below(problem, z, least)).any(1)
+        z[moved] = refit_on_zeros(problem, z[moved], least)
+    else:
+        for below in REFITS:
+            z = refit_on_zeros(problem, z, max(below, problem.zero))
     # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
         for share in COARSE:
@@ -144,7 +149,7 @@ def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = F
     rough: in single precision, of more than DENSE records.
     """
     left, fitted = problem.span.left, z.clone()
-    zeros = (z @ left.T).abs() < below
+    zeros = zeros_below(problem, z, below)
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
     if not bool(enough.any()):
         return fitted
@@ -153,6 +158,11 @@ def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = F
     same = (fresh * near).sum(1).abs() > 0.999
     fitted[enough] = torch.where(same[:, None], fresh, near)
     return fitted
+
+
+def zeros_below(problem: Problem, z: Tensor, below: float) -> Tensor:
+    """k x w, bool: where duals (k x n) vanish."""
+    return (z @ problem.span.left.T).abs() < below
 
 
 def unmix(problem: Problem, z: Tensor, zeros: Zeros) -> tuple[Tensor, Tensor]:
