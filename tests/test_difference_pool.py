@@ -42,7 +42,7 @@ def test_old_searches_come_before_new_ones_and_take_their_places():
 
 
 @pytest.mark.parametrize(
-    ("known", "barren", "apart"), [(4, 0, FAR), (4, 1, NEARER), (14, 0, NEARER)]
+    ("known", "barren", "apart"), [(4, 0, FAR), (4, 1, NEARER), (8, 0, NEARER)]
 )
 def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, barren, apart):
     problem, found, *_ = known_case(known)
@@ -53,6 +53,7 @@ def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, ba
         return carried_on(spaces, parts, 3)
 
     monkeypatch.setattr(pool, "carried_on", watched)
+    monkeypatch.setattr(pool, "LITTLE", 0.5)
     ground = ground_of(problem, torch.eye(problem.count).double(), found, 1.0)
     gone = Pool(parts=random_parts(ground.spaces, 4, seeded()), stage=torch.arange(4))
     search = Search(starts=4)
