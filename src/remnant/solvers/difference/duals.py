@@ -21,7 +21,7 @@ GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 # Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
-SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
+SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5}
 MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
 
@@ -51,7 +51,8 @@ def null_vectors(
     """Unit rows (k x n) near z that make left z vanish where `weights` (k x w) is large.
 
     Each width in turn is one inverse power step on the Gram matrix of the rows of `left`, weighted
-    by weights / (a^2 + width^2) with a = left z of the step before.
+    by weights / (a^2 + width^2) with a = left z of the step before. precision: of its products;
+    most: iterations of each, of more than DENSE records.
     """
     chunk = 32 if left.shape[1] > DENSE else 8  # rows of products, or Gram matrices at once
     rough, found = left.to(precision), []  # sharpened later

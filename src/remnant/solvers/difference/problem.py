@@ -44,9 +44,9 @@ class Problem:
 
     @property
     def coarse(self) -> torch.dtype:
-        """What a search multiplies in. Where there is room it bears rounding to 8 bits, which takes
-        a third of the time on processors that multiply so (and no less on others)."""
-        quick = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        """What a search multiplies in. Where there is room it bears rounding to 8 bits, and takes a
+        third of the time on processors that have products of such numbers."""
+        quick = torch.cpu._is_avx512_bf16_supported()
         return torch.bfloat16 if self.roomy and quick else torch.float32
 
     @cached_property
