@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from exact_case import seeded, small_problem, true_duals
-from remnant.solvers.difference import exact, pool
+from remnant.solvers.difference import exact, pool, zeros
 from remnant.solvers.difference.ground import Found
 from remnant.solvers.difference.pool import MOSTLY, NEARLY_ZERO, silent_share
-from remnant.solvers.difference.zeros import CLEAR, fixed_by, least_second, zeros_of
+from remnant.solvers.difference.zeros import (
+    CLEAR,
+    SPARED,
+    fixed_by,
+    least_second,
+    nearly_second,
+    zeros_of,
+)
 
 
 def nobody(problem):
@@ -70,18 +77,72 @@ def test_a_dual_vanishes_where_its_own_point_is_silent_and_a_mixture_does_not():
     assert float(own.min()) > MOSTLY > float(wrong.median())
 
 
-def test_a_rough_look_tells_which_duals_their_zeros_determine(request):
+def mixtures(problem, z):
+    """Of two duals each, with one zero more than both have."""
+    a, mixed = z @ problem.span.left.T, []
+    for i, j in zip(range(len(z) - 1), range(1, len(z)), strict=True):
+        where = int((a[i] * a[j]).abs().argmax())
+        mixed.append(z[i] - a[i, where] / a[j, where] * z[j])
+    return torch.nn.functional.normalize(torch.stack(mixed), dim=1)
+
+
+def test_a_rough_look_tells_which_duals_their_zeros_determine(monkeypatch, request):
     problem, records = small_problem()
     z = true_duals(problem, records)
-    both = torch.cat([z, torch.nn.functional.normalize(z + z.roll(1, 0), dim=1)])
-    plain = zeros_of(problem, both)
+    blends = torch.nn.functional.normalize(z + z.roll(1, 0), dim=1)
+    all_of_them = torch.cat([z, blends, mixtures(problem, z)])
+    plain = zeros_of(problem, all_of_them)
     request.getfixturevalue("roomy")
-    quick = zeros_of(problem, both)
+    looked, second_of = [], zeros.second_of
+    monkeypatch.setattr(zeros, "second_of", lambda rows: looked.append(1) or second_of(rows))
+    quick = zeros_of(problem, all_of_them)
     assert torch.equal(quick.count, plain.count)
     clear = quick.second >= CLEAR * least_second(problem)
-    assert 0 < int(clear.sum()) < len(both)
+    assert int(clear.sum()) > len(z) / 2
+    assert len(looked) == int((~clear & (plain.count > problem.count + SPARED)).sum())
     assert torch.equal(quick.second[~clear], plain.second[~clear])
     over = quick.second[clear] / plain.second[clear]
     assert 0.5 < float(over.min()) <= float(over.max()) < CLEAR / 10
     assert torch.equal(fixed_by(problem, quick), fixed_by(problem, plain))
-    assert 0 < int(fixed_by(problem, plain).sum()) < len(both)
+
+
+def test_a_mixture_with_zeros_of_its_own_is_not_clear_from_any_place():
+    """Duals of 300 records, ten classes, 2000 neurons; 1 to 4 zeros that only the mixture has."""
+    generator = seeded(7)
+    a = torch.randn(2000, 300, generator=generator) * (
+        torch.rand(2000, 300, generator=generator) < 0.6
+    )
+    for extra in (1, 2, 3, 4):
+        planted = a.clone()
+        both = ((a[:, 0] != 0) & (a[:, 1] != 0)).nonzero()[:extra, 0]
+        planted[both, 1] = -planted[both, 0] / 0.7
+        left, triangle = torch.linalg.qr(planted)
+        left = left * 2000**0.5
+        one = torch.nn.functional.normalize(triangle[:, :1] + 0.7 * triangle[:, 1:2], dim=0).T
+        right = torch.nn.functional.normalize(triangle[:, 5:6], dim=0).T
+        zero = ((torch.cat([one, right, one]) @ left.T).abs() < 1e-4).float()
+        found = nearly_second(left, zero, torch.cat([one, right, one]))
+        assert float(found[1]) > 0.05
+        assert float(found[0]) < 0.01
+        assert torch.allclose(found[0], found[2])
+
+
+def test_a_dual_that_has_arrived_and_one_that_does_not_take_no_more_steps(monkeypatch, roomy):
+    problem, records = small_problem()
+    z, y = true_duals(problem, records)[:2], (records @ problem.span.right.T)[:2]
+    rows = []
+
+    def counted(left, near, weights, **how):
+        rows.append(len(near))
+        return near
+
+    def share(problem, margins, near, small):
+        known = torch.where((near @ z.T).abs().argmax(1) == 0, 0.9, 0.4)
+        return known if small == NEARLY_ZERO else torch.ones(len(near))
+
+    monkeypatch.setattr(pool, "null_vectors", counted)
+    monkeypatch.setattr(pool, "silent_share", share)
+    _, sure, again = pool.take_duals(problem, nobody(problem), y, z, 0.0)
+    assert rows == [2, 2] + [1] * (pool.TRIED - 1) + [1]  # rough, first, hopeless, last
+    assert sure.tolist() == [True, False]
+    assert not bool(again.any())

@@ -11,6 +11,7 @@ from remnant.solvers.difference.exact import recover
 from remnant.solvers.difference.graph import carried_on, random_parts
 from remnant.solvers.difference.ground import Found, Search, freed, ground_of, upright
 from remnant.solvers.difference.pool import FAR, NEARER, Pool, empty_pool, find_in_pool, topped_up
+from remnant.solvers.difference.problem import Problem
 
 
 def under_way(stage):
@@ -81,7 +82,9 @@ def test_a_search_in_two_parts_is_the_search():
     assert torch.equal(once[1].gap, twice[1].gap)
 
 
-def test_many_records_are_found_by_searches_that_go_on(monkeypatch, roomy):
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_many_records_are_found_by_searches_that_go_on(monkeypatch, roomy, precision):
+    monkeypatch.setattr(Problem, "coarse", precision)
     problem, records = small_problem()
     pools, plain = [], exact.find_in_pool
 

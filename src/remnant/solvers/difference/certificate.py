@@ -38,7 +38,7 @@ class Certificate:
     """One figure a record (k each)."""
 
     zeros: Tensor  # share of all neurons
-    second: Tensor  # how far the zeros are from leaving a second direction
+    second: Tensor  # how far the zeros are from leaving a second direction, if clear, roughly
     zero_but_firing: Tensor  # share of the zeros
     silent_but_active: Tensor  # share of the silent neurons
     distance: Tensor  # squared, of record and point, in spreads of records

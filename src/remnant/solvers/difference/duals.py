@@ -21,7 +21,7 @@ GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 # Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
-SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5}
+SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
 MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
 
@@ -69,7 +69,8 @@ def null_vectors(
 def smallest_on(left: Tensor, zeros: Tensor, near: Tensor, *, rough: bool = False) -> Tensor:
     """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`.
 
-    Of more than DENSE records only nearly so where it makes none small; if rough, to 1e-5.
+    Of more than DENSE records only nearly so where it makes none small.
+    rough: in single precision.
     """
     if left.shape[1] > DENSE:
         single, weight = left.float(), zeros.float()
@@ -105,7 +106,7 @@ def least_on(
 
 
 def corrected(left: Tensor, single: Tensor, weight: Tensor, near: Tensor) -> Tensor:
-    """Unit rows of `least_on` (k x n) to double precision, from those to single precision.
+    """Unit rows of `least_on` (k x n) to about 1e-10, from those in single precision.
 
     What they leave is taken in double precision, and taken away in single.
     """

@@ -73,7 +73,7 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
         ends, triangle = torch.linalg.qr(problem.start @ basis)
         three = (ends.float(), left.float(), problem.signals.float())
         return Ground(basis=basis, triangle=triangle, spaces=three)
-    # Orthonormal columns by the Gram matrix, which is far from singular: columns of random weights.
+    # Orthonormal columns by the Gram matrix: those of random weights are far from dependent.
     across = problem.gram @ basis
     triangle = damped_cholesky((basis.T @ across)[None], 1e-13)[0].T
 
@@ -83,7 +83,7 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
 
     length = (found.y * (found.y @ problem.gram)).sum(1, keepdim=True).sqrt()
     spaces = Spaces(
-        ends=problem.ends.to(problem.coarse) @ divided(basis).to(problem.coarse),
+        ends=(problem.ends.float() @ divided(basis).float()).to(problem.coarse),
         soft=problem.soft.to(problem.coarse),
         duals=left.to(problem.coarse),
         found=divided(found.y / length @ across).float(),

@@ -2,7 +2,7 @@
 
 Of points that are kept apart nearly all come to a record, but some sooner than others. So searches
 go on from round to round until their dual is found, in the space that the others have left by then,
-and ever nearer to what was found: some records are like others.
+and nearer to what was found: some records are like others.
 """
 
 from __future__ import annotations
@@ -121,25 +121,23 @@ def take_duals(
 
     What is not near a dual's zeros after a few steps is left alone: its search may go on.
     """
-    margins = problem.margin(y)
+    margins, left = problem.margin(y), problem.span.left
     silent = clearly_silent(margins, -margin, problem.count)
-    most = most_silent(margins, SURELY * problem.count)
     near, share = z.clone(), torch.zeros(len(z))
 
-    def step(rows: Tensor, widths: Sequence[float], small: float = NEARLY_ZERO) -> None:
-        rough = small == ROUGH_ZERO
+    def step(rows: Tensor, widths: Sequence[float]) -> None:
         if bool(rows.any()):
             near[rows] = null_vectors(
-                problem.span.left,
-                near[rows],
-                (most if rough else silent)[rows],
-                widths=widths,
-                precision=problem.coarse if rough else torch.float32,
-                most=ITERATIONS,
+                left, near[rows], silent[rows], widths=widths, most=ITERATIONS
             )
-            share[rows] = silent_share(problem, margins[rows], near[rows], small)
+            share[rows] = silent_share(problem, margins[rows], near[rows], NEARLY_ZERO)
 
-    step(z.isfinite().all(1), WIDE, ROUGH_ZERO)
+    whole = z.isfinite().all(1)
+    surely = most_silent(margins[whole], SURELY * problem.count)
+    near[whole] = null_vectors(
+        left, z[whole], surely, widths=WIDE, precision=problem.coarse, most=ITERATIONS
+    )
+    share[whole] = silent_share(problem, margins[whole], near[whole], ROUGH_ZERO)
     there = share > ALMOST
     known = there & ((near @ found.z.T).abs() > SAME_DUAL).any(1)
     like = ((near @ near.T).abs() > SAME_DUAL).tril(-1) & there & there[:, None]

@@ -46,8 +46,8 @@ class Problem:
     def coarse(self) -> torch.dtype:
         """What a search multiplies in. Where there is room it bears rounding to 8 bits, and takes a
         third of the time on processors that have products of such numbers."""
-        quick = torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if self.roomy and quick else torch.float32
+        quick = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        return torch.bfloat16 if self.roomy and quick() else torch.float32
 
     @cached_property
     def ends(self) -> Tensor:
