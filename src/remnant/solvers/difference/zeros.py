@@ -74,12 +74,14 @@ def nearly_second(left: Tensor, zeros: Tensor, z: Tensor) -> Tensor:
     starts = torch.randn(2, 1, z.shape[1], generator=torch.Generator().manual_seed(0))
     direction = starts.expand(2, *z.shape).flatten(0, 1)
     near, zeros = z.repeat(2, 1), zeros.repeat(2, 1)
-    total = zeros.sum(1, keepdim=True)
-    for _ in range(3):
+    for spared in (0, 0, 0, SPARED):
+        if spared:
+            most = (times(direction, left.T).abs() * zeros).topk(spared, dim=1)
+            zeros = zeros.scatter(1, most.indices, 0.0)
         across = normalize(direction - (direction * near).sum(1, keepdim=True) * near, dim=1)
-        direction = normalize(solve_across(left, zeros, near, across * total, ROUGHLY), dim=1)
-    squares = times(direction, left.T).square() * zeros
-    second = (squares.sum(1) - squares.topk(SPARED, dim=1).values.sum(1)) / (total[:, 0] - SPARED)
+        goal = across * zeros.sum(1, keepdim=True)
+        direction = normalize(solve_across(left, zeros, near, goal, ROUGHLY), dim=1)
+    second = (times(direction, left.T).square() * zeros).sum(1) / zeros.sum(1)
     return torch.minimum(*second.chunk(2))
 
 
