@@ -146,3 +146,19 @@ def test_a_dual_that_has_arrived_and_one_that_does_not_take_no_more_steps(monkey
     assert rows == [2, 2] + [1] * (pool.TRIED - 1) + [1]  # rough, first, hopeless, last
     assert sure.tolist() == [True, False]
     assert not bool(again.any())
+
+
+def test_a_dual_with_few_zeros_or_ones_that_change_is_not_sure(monkeypatch, roomy):
+    problem, records = small_problem()
+    z, y = true_duals(problem, records), records @ problem.span.right.T
+    where = problem.not_firing(y)
+    near, sure = zeros.settle(problem, z, where)
+    assert int(sure.sum()) > len(z) / 2
+    few = zeros.zeros_below(problem, near, problem.zero).sum(1)
+    middle = float(few.double().median()) / problem.count
+    monkeypatch.setattr(zeros, "AMPLE", middle)
+    assert torch.equal(zeros.settle(problem, z, where)[1], sure & (few > middle * problem.count))
+    monkeypatch.setattr(zeros, "STEADY", -1.0)  # never done
+    again, none = zeros.settle(problem, z, where)
+    assert not bool(none.any())
+    assert torch.allclose(again, near, atol=1e-9)

@@ -18,6 +18,9 @@ from remnant.solvers.difference.duals import ROUGHLY, smallest_on, solve_across
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
+# Where there is room: rounds of refits at most, the share of zeros that may change in the last of
+# them, and zeros for each record.
+LONGEST, STEADY, AMPLE = 4, 0.01, 1.3
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
 # The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
 # 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
@@ -112,29 +115,26 @@ def least_second(problem: Problem) -> float:
 
 def settle(problem: Problem, z: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
-    z = sharpen(problem, z)
+    z, steady = sharpen(problem, z)
     zeros = zeros_of(problem, z, where)
-    sure = fixed_by(problem, zeros)
+    sure = steady & fixed_by(problem, zeros)
     z, changed = unmix(problem, z, zeros)
     if bool(changed.any()):
-        z[changed] = sharpen(problem, z[changed])
-        sure[changed] = determined(problem, z[changed], None if where is None else where[changed])
+        z[changed], steady = sharpen(problem, z[changed])
+        own = None if where is None else where[changed]
+        sure[changed] = steady & determined(problem, z[changed], own)
     return z, sure
 
 
-def sharpen(problem: Problem, z: Tensor) -> Tensor:
-    """Duals (k x n) fitted to fewer and surer zeros of their own.
+def sharpen(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) fitted to fewer and surer zeros of their own, and which are done.
 
     `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
     zero would bend the fit, so it ends with those that are within twice the usual rounding.
     """
-    if problem.roomy:  # there, duals went finer, and steps on the way are in single precision
-        for below in REFITS[1:-1]:
-            z = refit_on_zeros(problem, z, max(below, problem.zero), rough=True)
-        least, before = max(REFITS[-1], problem.zero), z
-        z = refit_on_zeros(problem, z, least)
-        moved = (zeros_below(problem, before, least) != zeros_below(problem, z, least)).any(1)
-        z[moved] = refit_on_zeros(problem, z[moved], least)
+    steady = torch.ones(len(z), dtype=torch.bool)
+    if problem.roomy:
+        z, steady = refit_until_steady(problem, z)
     else:
         for below in REFITS:
             z = refit_on_zeros(problem, z, max(below, problem.zero))
@@ -142,7 +142,32 @@ def sharpen(problem: Problem, z: Tensor) -> Tensor:
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
         for share in COARSE:
             z = refit_on_zeros(problem, z, share * problem.zero)
-    return z
+    return z, steady
+
+
+def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) whose exact zeros no longer change, and are many; which those are (k, bool).
+
+    One that vanishes on few more neurons than there are records is not yet exact. Of 980 found at
+    1000 CIFAR-10 records 25 were off by 2e-3 to 5e-2 after two refits. After these, 19 of them are
+    off by 1e-4 at most and steady, the others are not: right ones have at least 1.8 zeros a record.
+    """
+    z, least = z.clone(), max(REFITS[-1], problem.zero)
+    moving = torch.arange(len(z))
+    for _ in range(LONGEST):
+        near = z[moving]
+        for below in REFITS[1:-1]:  # duals went finer before
+            near = refit_on_zeros(problem, near, max(below, problem.zero), rough=True)
+        before = zeros_below(problem, near, least)
+        near = refit_on_zeros(problem, near, least)
+        after = zeros_below(problem, near, least)
+        z[moving] = near
+        moving = moving[(before != after).sum(1) > STEADY * after.sum(1)]
+        if not len(moving):
+            break
+    steady = zeros_below(problem, z, least).sum(1) > AMPLE * problem.count
+    steady[moving] = False
+    return z, steady
 
 
 def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = False) -> Tensor:
