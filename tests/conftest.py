@@ -29,4 +29,3 @@ def roomy(monkeypatch):
         monkeypatch.setattr(module, "DENSE", 0)
     monkeypatch.setattr(problem_of_difference, "ROOM", 0)
     monkeypatch.setattr(zeros, "AMPLE", 0.0)
-    monkeypatch.setattr(zeros, "STEADY", 0.2)  # one of few zeros may change

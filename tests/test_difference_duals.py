@@ -148,17 +148,34 @@ def test_a_dual_that_has_arrived_and_one_that_does_not_take_no_more_steps(monkey
     assert not bool(again.any())
 
 
-def test_a_dual_with_few_zeros_or_ones_that_change_is_not_sure(monkeypatch, roomy):
+def test_a_dual_with_few_zeros_is_not_sure(monkeypatch, roomy):
     problem, records = small_problem()
     z, y = true_duals(problem, records), records @ problem.span.right.T
     where = problem.not_firing(y)
     near, sure = zeros.settle(problem, z, where)
     assert int(sure.sum()) > len(z) / 2
     few = zeros.zeros_below(problem, near, problem.zero).sum(1)
-    middle = float(few.double().median()) / problem.count
-    monkeypatch.setattr(zeros, "AMPLE", middle)
-    assert torch.equal(zeros.settle(problem, z, where)[1], sure & (few > middle * problem.count))
-    monkeypatch.setattr(zeros, "STEADY", -1.0)  # never done
-    again, none = zeros.settle(problem, z, where)
-    assert not bool(none.any())
-    assert torch.allclose(again, near, atol=1e-9)
+    middle = float(few[sure].double().median())
+    monkeypatch.setattr(zeros, "AMPLE", middle / problem.count)
+    monkeypatch.setattr(zeros, "SHARE", 1.0)
+    assert torch.equal(zeros.settle(problem, z, where)[1], sure & (few > middle))
+    monkeypatch.setattr(zeros, "SHARE", 0.0)
+    assert torch.equal(zeros.settle(problem, z, where)[1], sure)
+
+
+def test_a_dual_is_refitted_until_its_zeros_rest(monkeypatch, roomy):
+    problem, records = small_problem()
+    z = true_duals(problem, records)
+    fitted, refit = [], zeros.refit_on_zeros
+
+    def counted(problem, z, below, **how):
+        fitted.append(len(z))
+        return refit(problem, z, below, **how)
+
+    monkeypatch.setattr(zeros, "refit_on_zeros", counted)
+    monkeypatch.setattr(zeros, "STEADY", 1.0)
+    zeros.refit_until_steady(problem, z)
+    once, fitted[:] = len(fitted), []
+    monkeypatch.setattr(zeros, "STEADY", -1.0)  # they never do
+    zeros.refit_until_steady(problem, z)
+    assert fitted == [len(z)] * once * zeros.LONGEST

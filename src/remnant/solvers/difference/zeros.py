@@ -18,9 +18,9 @@ from remnant.solvers.difference.duals import ROUGHLY, smallest_on, solve_across
 from remnant.solvers.difference.problem import LEAST_ZERO, Problem
 
 COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
-# Where there is room: rounds of refits at most, the share of zeros that may change in the last of
-# them, and zeros for each record.
-LONGEST, STEADY, AMPLE = 4, 0.01, 1.3
+# Where there is room: rounds of refits at most, the share of zeros whose change asks for another,
+# and zeros that a dual must have, for each record, or as a share of the neurons if those are fewer.
+LONGEST, STEADY, AMPLE, SHARE = 4, 0.01, 1.45, 0.18
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
 # The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
 # 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
@@ -115,26 +115,26 @@ def least_second(problem: Problem) -> float:
 
 def settle(problem: Problem, z: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
-    z, steady = sharpen(problem, z)
+    z, ample = sharpen(problem, z)
     zeros = zeros_of(problem, z, where)
-    sure = steady & fixed_by(problem, zeros)
+    sure = ample & fixed_by(problem, zeros)
     z, changed = unmix(problem, z, zeros)
     if bool(changed.any()):
-        z[changed], steady = sharpen(problem, z[changed])
+        z[changed], ample = sharpen(problem, z[changed])
         own = None if where is None else where[changed]
-        sure[changed] = steady & determined(problem, z[changed], own)
+        sure[changed] = ample & determined(problem, z[changed], own)
     return z, sure
 
 
 def sharpen(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to fewer and surer zeros of their own, and which are done.
+    """Duals (k x n) fitted to fewer and surer zeros of their own, and which have ample ones.
 
     `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
     zero would bend the fit, so it ends with those that are within twice the usual rounding.
     """
-    steady = torch.ones(len(z), dtype=torch.bool)
+    ample = torch.ones(len(z), dtype=torch.bool)
     if problem.roomy:
-        z, steady = refit_until_steady(problem, z)
+        z, ample = refit_until_steady(problem, z)
     else:
         for below in REFITS:
             z = refit_on_zeros(problem, z, max(below, problem.zero))
@@ -142,15 +142,15 @@ def sharpen(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
         for share in COARSE:
             z = refit_on_zeros(problem, z, share * problem.zero)
-    return z, steady
+    return z, ample
 
 
 def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) whose exact zeros no longer change, and are many; which those are (k, bool).
+    """Duals (k x n) whose exact zeros hardly change any more, and which have ample ones (k, bool).
 
-    One that vanishes on few more neurons than there are records is not yet exact. Of 980 found at
-    1000 CIFAR-10 records 25 were off by 2e-3 to 5e-2 after two refits. After these, 19 of them are
-    off by 1e-4 at most and steady, the others are not: right ones have at least 1.8 zeros a record.
+    One that vanishes on few more neurons than there are records is not exact: of 980 found at 1000
+    CIFAR-10 records 25 were off by 2e-3 to 5e-2 after two refits. After these, 18 of them are off
+    by 2e-4 at most and have 1.9 zeros a record; the others have 1.4 at most.
     """
     z, least = z.clone(), max(REFITS[-1], problem.zero)
     moving = torch.arange(len(z))
@@ -165,9 +165,8 @@ def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
         moving = moving[(before != after).sum(1) > STEADY * after.sum(1)]
         if not len(moving):
             break
-    steady = zeros_below(problem, z, least).sum(1) > AMPLE * problem.count
-    steady[moving] = False
-    return z, steady
+    enough = min(AMPLE * problem.count, SHARE * len(problem.start))
+    return z, zeros_below(problem, z, least).sum(1) > enough
 
 
 def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = False) -> Tensor:
