@@ -14,20 +14,27 @@ from remnant.solvers.difference.graph import LIGHT, find_points, turned_away
 from remnant.solvers.difference.ground import LEAST_ROOM, Found, Search, upright
 
 
+def unit_rows(rows):
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
 def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
     found = torch.nn.functional.normalize(torch.randn(3, 40, generator=seeded(1)), dim=1)
     part = 0.9 * found[:1]  # of one that is no longer whole in the space
     free, *noise = torch.randn(4, 40, generator=seeded(2)).split(1)
     rows = torch.cat([free, 5 * found[1:2] + 0.2 * noise[0], free + 0.3 * noise[1],
                       part + 0.05 * noise[2]])  # fmt: skip
-    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6)
-    unit = torch.nn.functional.normalize(turned, dim=1)
+    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6, 0.6)
+    unit = unit_rows(turned)
     assert torch.equal(turned[0], rows[0])
     assert float((unit @ torch.cat([part, found[1:]]).T).max()) < 0.6 + 1e-5
     assert float((unit @ unit.T).tril(-1).max()) < 0.6 + 1e-5
     lost = torch.cat([torch.zeros(1, 40), rows])  # turns no other
-    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6)[1:], turned)
-    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6)  # where there is no other way
+    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6, 0.6)[1:], turned)
+    free = turned_away(rows, torch.cat([part, found[1:]]), 1.0, 0.6)  # of those found
+    assert torch.equal(free[1], rows[1])
+    assert float((unit_rows(free) @ unit_rows(free).T).tril(-1).max()) < 0.6 + 1e-5
+    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6, 0.6)  # where there is no other way
     assert torch.equal(same, torch.ones(2, 1))
     angles = torch.linspace(0, 2 * math.pi, 20_001)  # in the plane of the row and what it is near
     other = torch.nn.functional.normalize(rows[1] - (rows[1] @ found[1]) * found[1], dim=0)
@@ -41,7 +48,7 @@ def test_points_that_were_found_are_not_found_again():
     spaces, t, _ = planted(width=300, count=10)
     unit = torch.nn.functional.normalize
     true = unit(torch.cat([t, math.sqrt(LIGHT) * t]).T @ spaces.ends, dim=1)
-    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
+    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9, apart=0.9)
     for seen, there in ((spaces, True), (away, False)):
         points = find_points(seen, 8, generator=seeded(3), iterations=1000)
         at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)

@@ -178,4 +178,4 @@ def test_a_dual_is_refitted_until_its_zeros_rest(monkeypatch, roomy):
     once, fitted[:] = len(fitted), []
     monkeypatch.setattr(zeros, "STEADY", -1.0)  # they never do
     zeros.refit_until_steady(problem, z)
-    assert fitted == [len(z)] * once * zeros.LONGEST
+    assert fitted == [len(z)] * (1 + (once - 1) * zeros.LONGEST)  # and at last, finely

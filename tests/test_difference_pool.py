@@ -7,10 +7,19 @@ import torch
 
 from exact_case import planted, seeded, small_problem, true_duals
 from remnant.solvers.difference import exact, pool
+from remnant.solvers.difference import ground as ground_module
 from remnant.solvers.difference.exact import recover
 from remnant.solvers.difference.graph import carried_on, random_parts
-from remnant.solvers.difference.ground import Found, Search, freed, ground_of, upright
-from remnant.solvers.difference.pool import FAR, NEARER, Pool, empty_pool, find_in_pool, topped_up
+from remnant.solvers.difference.ground import (
+    Found,
+    Search,
+    across_duals,
+    freed,
+    ground_of,
+    taken_by,
+    upright,
+)
+from remnant.solvers.difference.pool import EARLY, LATE, Pool, empty_pool, find_in_pool, topped_up
 from remnant.solvers.difference.problem import Problem
 
 
@@ -20,7 +29,7 @@ def under_way(stage):
 
 
 def test_a_search_goes_on_until_its_dual_is_found_or_it_is_too_old():
-    now = under_way([len(FAR) - 1, 1, 0, 0, 0, 2])
+    now = under_way([len(LATE) - 1, 1, 0, 0, 0, 2])
     sure, again = torch.zeros(2, 6, dtype=torch.bool)
     sure[2:4], again[1] = True, True
     then = now.after(now.parts, sure, again)
@@ -34,23 +43,26 @@ def test_a_search_goes_on_until_its_dual_is_found_or_it_is_too_old():
 def test_old_searches_come_before_new_ones_and_take_their_places():
     spaces, t, _ = planted()
     old = Pool(parts=torch.ones(4, 3, len(t)), stage=torch.tensor([2, 1, 1]))
-    more = topped_up(old, spaces, 8, seeded())
+    more = topped_up(old, spaces, 8, 1, seeded())
     assert more.stage.tolist() == [2, 1, 1, 0, 0, 0, 0, 0]
     assert torch.equal(more.parts[:, :3], old.parts)
     assert torch.equal(more.parts[:, 3:], random_parts(spaces, 5, seeded()))
-    fewer = topped_up(old, spaces, 2, seeded())
+    late = topped_up(old, spaces, 8, 2, seeded())
+    assert late.stage.tolist() == [2, 1, 1, 0, 1, 0, 1, 0]
+    fewer = topped_up(old, spaces, 2, 1, seeded())
     assert fewer.stage.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(
-    ("known", "barren", "apart"), [(4, 0, FAR), (4, 1, NEARER), (8, 0, NEARER)]
+    ("known", "barren", "stages", "hold"),
+    [(4, 0, EARLY, 0.0), (4, 1, LATE, 1.0), (8, 0, LATE, 1.0)],
 )
-def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, barren, apart):
+def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, barren, stages, hold):
     problem, found, *_ = known_case(known)
     told = []
 
     def watched(spaces, parts, iterations):
-        told.append(spaces.cosine)
+        told.append(spaces)
         return carried_on(spaces, parts, 3)
 
     monkeypatch.setattr(pool, "carried_on", watched)
@@ -59,14 +71,16 @@ def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, ba
     gone = Pool(parts=random_parts(ground.spaces, 4, seeded()), stage=torch.arange(4))
     search = Search(starts=4)
     find_in_pool(problem, found, gone, search, seeded(), barren=barren, silent_below=0.0)
-    assert told[0].flatten().tolist()[:4] == pytest.approx(apart)
+    for mine, both in zip((told[0].cosine, told[0].apart), zip(*stages, strict=True), strict=True):
+        assert mine.flatten().tolist() == pytest.approx(both)
+    assert told[0].hold == hold
 
 
 def test_each_search_keeps_its_own_distance():
     spaces, t, _ = planted(width=300, count=10)
     both = torch.nn.functional.normalize(spaces.project(torch.stack([t, t, t, t]).mT)[1], dim=1)
     apart = torch.tensor([[1.0], [0.5]])
-    near = dataclasses.replace(spaces, found=both[:1], cosine=apart)
+    near = dataclasses.replace(spaces, found=both[:1], apart=apart)
     rows = torch.stack([t, t, t.clamp(min=0), t])[:, :, :1].mT.expand(4, 2, 300)
     coordinates = torch.nn.functional.normalize(near.project(rows)[1], dim=1)
     assert float(coordinates[0] @ both[0]) > 0.999
@@ -142,7 +156,7 @@ def test_points_come_back_to_their_records_once_they_are_free():
 def test_rounds_that_find_nothing_are_followed_by_others(monkeypatch, roomy, iterations):
     problem, _ = small_problem()
 
-    def nothing(problem, found, points, duals, margin):
+    def nothing(problem, found, points, duals, margin, last):
         none = torch.zeros(len(points), dtype=torch.bool)
         return duals, none, none
 
@@ -157,7 +171,7 @@ def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
     problem, found, _, y = known_case()
     tried = []
 
-    def take(problem, found, points, duals, margin):
+    def take(problem, found, points, duals, margin, last):
         tried.append(points.clone())
         none = torch.zeros(len(points), dtype=torch.bool)
         return duals, none if len(tried) < 3 else ~none, none
@@ -166,7 +180,7 @@ def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
     monkeypatch.setattr(pool, "refined", lambda problem, basis, points: y[: len(points)])
     monkeypatch.setattr(pool, "freed", lambda problem, ground, points, duals, iterations: -points)
     search, gone = Search(starts=8), empty_pool(problem)
-    for barren in (len(FAR) - 1, len(FAR)):
+    for barren in (len(LATE) - 1, len(LATE)):
         points, *_, gone = find_in_pool(
             problem, found, gone, search, seeded(), barren=barren, silent_below=0.0
         )
@@ -184,3 +198,54 @@ def test_a_search_does_not_end_for_its_likeness_to_one_that_has_not_arrived(room
     _, sure, again = pool.take_duals(problem, found, pair, z[[5, 5]], 0.0)
     assert sure.tolist() == [False, True]
     assert again.tolist() == [False, False]
+
+
+def test_other_records_duals_have_nothing_of_what_was_found():
+    problem, found, z, y = known_case(8)
+    across = across_duals(problem, found)
+    assert float((across @ z[8:].T).abs().max()) < 1e-9
+    taken = taken_by(across)
+    assert float((z[8:] @ taken).norm(dim=1).max()) < 1e-9
+    lost = (z[:8] * (z[:8] @ taken)).sum(1)
+    assert float(lost.min()) > 0.05
+    cost = torch.eye(problem.count).double() + ground_module.HOLD * across.T @ across
+    assert torch.allclose(taken, torch.eye(problem.count) - torch.linalg.inv(cost), atol=1e-9)
+    nobody = Found(z=z[:0], y=y[:0])
+    assert not bool(taken_by(across_duals(problem, nobody)).any())
+
+
+def test_searches_are_kept_from_the_duals_of_what_was_found():
+    problem, found, z, _ = known_case(8)
+    ground = ground_of(problem, torch.eye(problem.count).double(), found, 1.0)
+    a = (z @ problem.span.left.T).float()
+    parts = torch.stack([a, a, a, a])
+    own, held = (
+        dataclasses.replace(ground.spaces, hold=hold).project(parts)[0][3] for hold in (0.0, 1.0)
+    )
+    assert torch.allclose(own, a, atol=1e-3)
+    kept = (held * a).sum(1) / a.square().sum(1)
+    assert float(kept[8:].min()) > 0.999 > 0.95 > float(kept[:8].max())
+
+
+def test_what_was_found_is_not_searched_for_again_though_points_may_come_near(roomy):
+    problem, found, z, _ = known_case(8)
+    ground = ground_of(problem, torch.eye(problem.count).double(), found, 1.0)
+    ends = []
+    for hold in (0.0, 1.0):
+        spaces = dataclasses.replace(ground.spaces, hold=hold)
+        _, points = carried_on(spaces, random_parts(spaces, 16, seeded(5)), 150)
+        which = (points.dual.double() @ problem.span.left @ z.T).abs().max(1).indices
+        ends.append(int((which < 8).sum()))
+    assert ends[0] > 2 * ends[1]
+
+
+def test_the_last_duals_are_looked_for_in_small_steps_if_few_are_sure(monkeypatch, roomy):
+    problem, found, z, y = known_case(4)
+    monkeypatch.setattr(pool, "QUICKLY", dataclasses.replace(pool.QUICKLY, widths=()))
+    last = torch.arange(len(z)) % 2 == 0
+    near, sure, _ = pool.take_duals(problem, found, y, z, 0.0, last)
+    assert int(sure.sum()) > 0.6 * int(last[4:].sum())
+    assert not bool(sure[~last].any())
+    assert float((near[sure] * z[sure]).sum(1).abs().min()) > 1 - 1e-6
+    monkeypatch.setattr(pool, "FEW", 0.0)
+    assert not bool(pool.take_duals(problem, found, y, z, 0.0, last)[1].any())

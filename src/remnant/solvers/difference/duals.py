@@ -22,6 +22,7 @@ GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
 SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
+CORRECTED = 1e-3  # of what is left after the first solution
 MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
 
@@ -106,14 +107,15 @@ def least_on(
 
 
 def corrected(left: Tensor, single: Tensor, weight: Tensor, near: Tensor) -> Tensor:
-    """Unit rows of `least_on` (k x n) to about 1e-10, from those in single precision.
+    """Unit rows of `least_on` (k x n) to about 1e-8, from those in single precision.
 
     What they leave is taken in double precision, and taken away in single.
     """
     rest = -_image(left, weight.double(), near, near)
     total = weight.sum(1, keepdim=True)
     length = rest.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    p = solve_across(single, weight, near.float(), (rest / length).float() * total, MOST)
+    goal = (rest / length).float() * total
+    p = solve_across(single, weight, near.float(), goal, MOST, settled=CORRECTED)
     return normalize(near + p.double() * length / total, dim=1)
 
 
@@ -123,14 +125,22 @@ def _image(left: Tensor, weight: Tensor, near: Tensor, v: Tensor) -> Tensor:
     return product - (product * near).sum(1, keepdim=True) * near
 
 
-def solve_across(left: Tensor, weight: Tensor, near: Tensor, goal: Tensor, most: int) -> Tensor:
+def solve_across(
+    left: Tensor,
+    weight: Tensor,
+    near: Tensor,
+    goal: Tensor,
+    most: int,
+    *,
+    settled: float | None = None,
+) -> Tensor:
     """Rows p (k x n) across unit rows `near` that the weighted Gram matrices take to `goal`, by
     conjugate gradients, without these matrices: two products with `left` an iteration.
 
     With near + p in place of x, the null direction is out of the problem. What is left of the
     silent rows is a random part of orthonormal columns, well conditioned.
     """
-    close = (SETTLED[left.dtype] * weight.sum(1)).square()
+    close = ((settled or SETTLED[left.dtype]) * weight.sum(1)).square()
     found, rows = torch.zeros_like(near), torch.arange(len(near))  # those under way
     p, rest = torch.zeros_like(near), goal
     way, size = rest, rest.square().sum(1)

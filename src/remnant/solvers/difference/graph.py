@@ -49,12 +49,15 @@ class Spaces:
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
     duals: Tensor  # w x n, orthonormal columns
     found: Tensor  # f x r: coordinates of points to keep away from, in units of their whole length
-    cosine: float | Tensor = 1.0  # that points, or each (k x 1), may have with those and each other
+    cosine: float | Tensor = 1.0  # that points, or each (k x 1), may have with each other
+    apart: float | Tensor = 1.0  # and with those found
+    taken: Tensor | None = None  # n x n: of coordinates in `duals`, the part of records found
+    hold: float | Tensor = 0.0  # how much of it duals, or each (k x 1), are kept from
 
     @property
     def crowded(self) -> bool:
         """Whether points are kept apart."""
-        return bool((torch.as_tensor(self.cosine) < 1).any())
+        return any(bool((torch.as_tensor(c) < 1).any()) for c in (self.cosine, self.apart))
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
@@ -62,9 +65,12 @@ class Spaces:
         t, u, s, a = parts
         coordinates = times(torch.cat([t, math.sqrt(LIGHT) * u], dim=1), self.ends)
         if self.crowded:
-            coordinates = turned_away(coordinates, self.found, self.cosine)
+            coordinates = turned_away(coordinates, self.found, self.apart, self.cosine)
         ends = self.at(coordinates)
-        near_a = times(times(a, self.duals), self.duals.T)
+        inside = times(a, self.duals)
+        if self.taken is not None:
+            inside = inside - self.hold * (inside @ self.taken)
+        near_a = times(inside, self.duals.T)
         return torch.stack([*ends, times(s, self.soft.T), near_a]), coordinates
 
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,26 +80,37 @@ class Spaces:
         return both[:, :width], both[:, width:] / math.sqrt(LIGHT)
 
 
-def turned_away(rows: Tensor, found: Tensor, cosine: float | Tensor) -> Tensor:
-    """Rows (k x r) nearby with at most that cosine with those found, and with the rows before them.
+def turned_away(
+    rows: Tensor, found: Tensor, apart: float | Tensor, cosine: float | Tensor
+) -> Tensor:
+    """Rows (k x r) nearby with at most the cosine `apart` with those found (f x r), and `cosine`
+    with the rows before them; one for all, or one each (k x 1).
 
-    Nearly so: TURNS times the nearest with that cosine to the one that a row is nearest to,
+    Nearly so: TURNS times the nearest with that cosine to the one that a row is most too near to,
     if there is one.
     """
+    limits = torch.cat(
+        [
+            torch.as_tensor(limit).expand(len(rows), len(others))
+            for limit, others in ((apart, found), (cosine, rows))
+        ],
+        dim=1,
+    ).to(rows)
     for _ in range(TURNS if len(rows) else 0):
         unit = normalize(rows, dim=1).nan_to_num()  # a row that is lost turns no other
         near = torch.cat([unit @ found.T, (unit @ unit.T).tril(-1)], dim=1)
-        worst, which = near.max(1, keepdim=True)
-        if not bool((worst > cosine).any()):
+        over, which = (near - limits).max(1, keepdim=True)
+        if not bool((over > 0).any()):
             break
+        worst, limit = near.gather(1, which), limits.gather(1, which)
         other = torch.cat([found, unit])[which[:, 0]]
         length = other.norm(dim=1, keepdim=True).clamp(min=1e-30)
         along = other / length
         across = unit - worst / length * along
-        most = (cosine / length).clamp(max=1.0)
+        most = (limit / length).clamp(max=1.0)
         edge = normalize(most * along + torch.sqrt(1 - most.square()) * normalize(across, dim=1))
         turned = (rows * edge).sum(1, keepdim=True) * edge
-        rows = torch.where(worst > cosine, turned, rows)
+        rows = torch.where(over > 0, turned, rows)
     return rows
 
 

@@ -14,6 +14,7 @@ from remnant.solvers.difference import signals
 from remnant.solvers.difference.graph import Spaces, carried_on, parts_at, refine_points
 from remnant.solvers.difference.problem import Problem
 
+HOLD = 30.0  # how much less a dual may have of what records found have than of anything else
 LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 
 
@@ -67,7 +68,8 @@ class Ground:
 
 
 def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> Ground:
-    """In the span of `basis` (n x r), and that far from the points found."""
+    """In the span of `basis` (n x r), and that far from the points found, if there is room."""
+    cosine = cosine if basis.shape[1] >= LEAST_ROOM else 1.0
     left = problem.span.left / math.sqrt(len(problem.start))
     if problem.signals is not None:
         ends, triangle = torch.linalg.qr(problem.start @ basis)
@@ -87,15 +89,32 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
         soft=problem.soft.to(problem.coarse),
         duals=left.to(problem.coarse),
         found=divided(found.y / length @ across).float(),
-        cosine=cosine if basis.shape[1] >= LEAST_ROOM else 1.0,
+        cosine=cosine,
+        apart=cosine,
+        taken=taken_by(across_duals(problem, found)).float(),
     )
     return Ground(basis=basis, triangle=triangle, spaces=spaces)
+
+
+def across_duals(problem: Problem, found: Found) -> Tensor:
+    """Unit rows (k x n) that the duals z of all others are orthogonal to, as far as points are
+    right: the change is the sum of a_i x~_i^T, so that z_j / scale is orthogonal to y_i."""
+    return normalize(found.y / problem.span.scale, dim=1)
+
+
+def taken_by(rows: Tensor) -> Tensor:
+    """n x n: the part of a dual that costs least to leave, if its part along rows (k x n) costs
+    HOLD times its own."""
+    inner = rows @ rows.T
+    inner.diagonal().add_(1 / HOLD)
+    part: Tensor = rows.T @ torch.linalg.solve(inner, rows)
+    return part
 
 
 def freed(problem: Problem, ground: Ground, y: Tensor, z: Tensor, iterations: int) -> Tensor:
     """Points (k x n) that the search comes to from y with duals z, no longer kept from others."""
     assert isinstance(ground.spaces, Spaces)
-    spaces = replace(ground.spaces, cosine=1.0)
+    spaces = replace(ground.spaces, cosine=1.0, apart=1.0)
     start = parts_at(spaces, ground.coordinates(y), (z @ problem.span.left.T).float())
     near = carried_on(spaces, start, iterations)[1]
     return upright(problem, ground.points(near.coordinates))

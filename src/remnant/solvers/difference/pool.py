@@ -30,26 +30,51 @@ from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.zeros import settle
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
-# Cosines that a search's point is held below, with those found and with older searches', in one
-# round after the other: far while most of the span is left, nearer at the end, since some records
-# are like others. Of 1000 CIFAR-10 records, with 700 found seven rounds of either bring about as
-# many (75 and 70), with 860 found 54 and 83, and with 940 found eight bring 18 and 41.
-FAR = (0.4, 0.6, 0.8, 0.8)
-NEARER = (0.8, 0.9, 1.0, 1.0)
-LITTLE = 0.3  # of the span
+# Cosines that a search's point is held below in one round after the other, with older searches' and
+# with those found. Some records are like others, so where little of the span is left points come as
+# near to those found as they like: what keeps searches from them is that another record's dual has
+# nothing of theirs. Half of the new searches begin a stage later there, since either way alone
+# leaves some out.
+EARLY = ((0.4, 0.4), (0.6, 0.6), (0.8, 0.8), (0.8, 0.8))
+LATE = ((0.4, 0.4), (0.8, 0.8), (0.6, 1.0), (0.8, 1.0))
+LITTLE = 0.5  # of the span
 FREED = 15  # iterations after which points that were kept apart are near their records
-# The widths of null vectors: from rough points' silent neurons alone to what vanishes there, then
-# ever finer, a last one at once for those that have arrived.
+# The widths of null vectors: from rough points' silent neurons alone to what vanishes there, and a
+# last one at once for those that have arrived.
 WIDE = (1.0, 1.0, 0.3, 0.1, 0.05, 0.05)
-FINER = (0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.001, 0.0005, 0.0005, 0.0005)
 LAST = (0.001,)
-ITERATIONS = 15  # of conjugate gradients, for each
 SURELY = 2  # neurons for each record that a rough point leaves silent, the most silent ones
 CLEARLY = 0.5  # margin of silent neurons
 # The share of them where a dual vanishes: roughly (so much of its root-mean-square), and nearly.
 ROUGH_ZERO, NEARLY_ZERO = 0.1, 5e-3
 ALMOST, MOSTLY, ARRIVED = 0.8, 0.65, 0.85
-HOPELESS, TRIED = 0.5, 5  # after so many of FINER
+TRIED = 5  # widths after which those that are hopeless are left alone
+FEW = 0.25  # share of all that are sure, below which small steps, which take long, are worth it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """From rough duals to sharp ones."""
+
+    widths: tuple[float, ...]  # of null vectors, ever finer
+    steps: int  # for each
+    iterations: int  # of conjugate gradients, for each step
+    hopeless: float  # share of silent neurons where a dual vanishes nearly
+
+
+QUICKLY = Way(
+    widths=(0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.001, 0.0005, 0.0005, 0.0005),
+    steps=1,
+    iterations=15,
+    hopeless=0.5,
+)
+# For records that leave few neurons silent throughout, 1.8 for each record where others leave 2.8.
+SLOWLY = Way(
+    widths=(0.3, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001),
+    steps=3,
+    iterations=40,
+    hopeless=0.4,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,13 +82,17 @@ class Pool:
     """Searches under way."""
 
     parts: Tensor  # 4 x k x w: t, u, s, a of each
-    stage: Tensor  # k: of FAR, or NEARER
+    stage: Tensor  # k: of EARLY, or LATE
 
     def after(self, parts: Tensor, sure: Tensor, again: Tensor) -> Pool:
         """Without searches that have ended, the others a stage further."""
-        last = self.stage + 1 >= len(FAR)
-        on = ~(sure | again | last) & parts.isfinite().all(2).all(0)
+        on = ~(sure | again | self.last) & parts.isfinite().all(2).all(0)
         return Pool(parts=parts[:, on], stage=self.stage[on] + 1)
+
+    @property
+    def last(self) -> Tensor:
+        """k, bool: searches that end after this round."""
+        return self.stage + 1 >= len(LATE)
 
 
 def empty_pool(problem: Problem) -> Pool:
@@ -83,73 +112,101 @@ def find_in_pool(
     """Points y (k x n) in the space that the found duals leave, duals z (k x n), whether sure, and
     the searches that go on. barren: rounds without a new record."""
     basis = complement(found.z / problem.span.scale, problem.count)
-    ground = ground_of(problem, basis, found, FAR[0])
+    ground = ground_of(problem, basis, found, EARLY[0][0])
     assert isinstance(ground.spaces, Spaces)
-    pool = topped_up(pool, ground.spaces, search.starts_in(basis.shape[1]), generator)
-    little = bool(barren) or basis.shape[1] < LITTLE * problem.count
-    apart = torch.tensor(NEARER if little else FAR)[pool.stage][:, None]
-    if basis.shape[1] < LEAST_ROOM:
-        apart[:] = 1.0
+    late = bool(barren) or basis.shape[1] < LITTLE * problem.count
+    starts = search.starts_in(basis.shape[1])
+    pool = topped_up(pool, ground.spaces, starts, 1 + late, generator)
+    spaces = replace(ground.spaces, hold=float(late))
+    if basis.shape[1] >= LEAST_ROOM:
+        cosine, apart = torch.tensor(LATE if late else EARLY)[pool.stage].split(1, dim=1)
+        spaces = replace(spaces, cosine=cosine, apart=apart)
     iterations = search.iterations if barren else max(1, search.iterations // 3)
-    parts, points = carried_on(replace(ground.spaces, cosine=apart), pool.parts, iterations)
+    parts, points = carried_on(spaces, pool.parts, iterations)
     y = upright(problem, ground.points(points.coordinates))
     z = normalize(points.dual.double() @ problem.span.left, dim=1)
-    z, sure, again = take_duals(problem, found, y, z, silent_below)
-    if barren >= len(FAR) and not bool(sure.any()):
+    z, sure, again = take_duals(problem, found, y, z, silent_below, pool.last)
+    if barren >= len(LATE) and not bool(sure.any()):
         whole = y.isfinite().all(1)
         y[whole] = refined(problem, basis, y[whole])
-        z, sure, again = take_duals(problem, found, y, z, silent_below)
+        z, sure, again = take_duals(problem, found, y, z, silent_below, pool.last)
     y[sure] = freed(problem, ground, y[sure], z[sure], FREED)
     return y, z, sure, pool.after(parts, sure, again)
 
 
-def topped_up(pool: Pool, spaces: Spaces, starts: int, generator: torch.Generator) -> Pool:
-    """With new searches after the old ones, as many as starts in all."""
+def topped_up(
+    pool: Pool, spaces: Spaces, starts: int, stages: int, generator: torch.Generator
+) -> Pool:
+    """With new searches after the old ones, as many as starts in all, begun at the first `stages`
+    in turn."""
     old = min(starts, len(pool.stage))
     fresh = random_parts(spaces, starts - old, generator)
     return Pool(
         parts=torch.cat([pool.parts[:, :old], fresh], dim=1),
-        stage=torch.cat([pool.stage[:old], torch.zeros(starts - old).long()]),
+        stage=torch.cat([pool.stage[:old], torch.arange(starts - old) % stages]),
     )
 
 
 def take_duals(
-    problem: Problem, found: Found, y: Tensor, z: Tensor, margin: float
+    problem: Problem,
+    found: Found,
+    y: Tensor,
+    z: Tensor,
+    margin: float,
+    last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure, and
     which are those of records found, or sure before them.
 
-    What is not near a dual's zeros after a few steps is left alone: its search may go on.
+    What is not near a dual's zeros after a few steps is left alone: its search may go on. Duals of
+    those that are `last` (k, bool) are looked for once more in smaller steps, if few are sure.
     """
-    margins, left = problem.margin(y), problem.span.left
-    silent = clearly_silent(margins, -margin, problem.count)
-    near, share = z.clone(), torch.zeros(len(z))
-
-    def step(rows: Tensor, widths: Sequence[float]) -> None:
-        if bool(rows.any()):
-            near[rows] = null_vectors(
-                left, near[rows], silent[rows], widths=widths, most=ITERATIONS
-            )
-            share[rows] = silent_share(problem, margins[rows], near[rows], NEARLY_ZERO)
-
+    margins, near, share = problem.margin(y), z.clone(), torch.zeros(len(z))
     whole = z.isfinite().all(1)
     surely = most_silent(margins[whole], SURELY * problem.count)
     near[whole] = null_vectors(
-        left, z[whole], surely, widths=WIDE, precision=problem.coarse, most=ITERATIONS
+        problem.span.left,
+        z[whole],
+        surely,
+        widths=WIDE,
+        precision=problem.coarse,
+        most=QUICKLY.iterations,
     )
     share[whole] = silent_share(problem, margins[whole], near[whole], ROUGH_ZERO)
     there = share > ALMOST
     known = there & ((near @ found.z.T).abs() > SAME_DUAL).any(1)
     like = ((near @ near.T).abs() > SAME_DUAL).tril(-1) & there & there[:, None]
     fresh, sure = there & ~known & ~like.any(1), torch.zeros(len(z), dtype=torch.bool)
-    share[fresh] = 0.0
-    for i, width in enumerate(FINER):
-        hopeful = share >= (HOPELESS if i >= TRIED else 0.0)
-        step(fresh & hopeful & (share <= ARRIVED), (width,))
-    fresh = fresh & (share > MOSTLY)
-    step(fresh, LAST)
-    near[fresh], sure[fresh] = settle(problem, near[fresh], problem.not_firing(y[fresh]))
+    rough = near.clone()
+    near[fresh], sure[fresh] = sharpened(problem, y[fresh], rough[fresh], margin, QUICKLY)
+    if last is not None and int(sure.sum()) < FEW * len(z):
+        left = fresh & last & ~sure
+        near[left], sure[left] = sharpened(problem, y[left], rough[left], margin, SLOWLY)
     return near, sure, known | (like & sure).any(1)
+
+
+def sharpened(
+    problem: Problem, y: Tensor, z: Tensor, margin: float, way: Way
+) -> tuple[Tensor, Tensor]:
+    """Duals (k x n) near rough ones z that vanish where points y (k x n) are silent; which are
+    sure."""
+    margins, near, share = problem.margin(y), z.clone(), torch.zeros(len(z))
+    silent = clearly_silent(margins, -margin, problem.count)
+
+    def step(rows: Tensor, widths: Sequence[float]) -> None:
+        if bool(rows.any()):
+            near[rows] = null_vectors(
+                problem.span.left, near[rows], silent[rows], widths=widths, most=way.iterations
+            )
+            share[rows] = silent_share(problem, margins[rows], near[rows], NEARLY_ZERO)
+
+    for i, width in enumerate(way.widths):
+        hopeful = share >= (way.hopeless if i >= TRIED else 0.0)
+        step(hopeful & (share <= ARRIVED), (width,) * way.steps)
+    there, sure = share > MOSTLY, torch.zeros(len(z), dtype=torch.bool)
+    step(there, LAST)
+    near[there], sure[there] = settle(problem, near[there], problem.not_firing(y[there]))
+    return near, sure
 
 
 def silent_share(problem: Problem, margins: Tensor, z: Tensor, small: float) -> Tensor:

@@ -159,12 +159,13 @@ def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
         for below in REFITS[1:-1]:  # duals went finer before
             near = refit_on_zeros(problem, near, max(below, problem.zero), rough=True)
         before = zeros_below(problem, near, least)
-        near = refit_on_zeros(problem, near, least)
+        near = refit_on_zeros(problem, near, least, rough=True)
         after = zeros_below(problem, near, least)
         z[moving] = near
         moving = moving[(before != after).sum(1) > STEADY * after.sum(1)]
         if not len(moving):
             break
+    z = refit_on_zeros(problem, z, least)
     enough = min(AMPLE * problem.count, SHARE * len(problem.start))
     return z, zeros_below(problem, z, least).sum(1) > enough
 
