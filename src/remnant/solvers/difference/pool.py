@@ -37,6 +37,7 @@ SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 # leaves some out.
 EARLY = ((0.4, 0.4), (0.6, 0.6), (0.8, 0.8), (0.8, 0.8))
 LATE = ((0.4, 0.4), (0.8, 0.8), (0.6, 1.0), (0.8, 1.0))
+LAST_ONES = ((0.8, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 1.0))
 LITTLE = 0.5  # of the span
 FREED = 15  # iterations after which points that were kept apart are near their records
 # The widths of null vectors: from rough points' silent neurons alone to what vanishes there, and a
@@ -47,7 +48,7 @@ SURELY = 2  # neurons for each record that a rough point leaves silent, the most
 CLEARLY = 0.5  # margin of silent neurons
 # The share of them where a dual vanishes: roughly (so much of its root-mean-square), and nearly.
 ROUGH_ZERO, NEARLY_ZERO = 0.1, 5e-3
-ALMOST, MOSTLY, ARRIVED = 0.8, 0.65, 0.85
+ALMOST, MOSTLY = 0.8, 0.65
 TRIED = 5  # widths after which those that are hopeless are left alone
 FEW = 0.25  # share of all that are sure, below which small steps, which take long, are worth it
 
@@ -59,7 +60,8 @@ class Way:
     widths: tuple[float, ...]  # of null vectors, ever finer
     steps: int  # for each
     iterations: int  # of conjugate gradients, for each step
-    hopeless: float  # share of silent neurons where a dual vanishes nearly
+    hopeless: float  # share of silent neurons where a dual vanishes nearly, after a few widths
+    arrived: float  # and where it needs no more
 
 
 QUICKLY = Way(
@@ -67,6 +69,7 @@ QUICKLY = Way(
     steps=1,
     iterations=15,
     hopeless=0.5,
+    arrived=0.85,
 )
 # For records that leave few neurons silent throughout, 1.8 for each record where others leave 2.8.
 SLOWLY = Way(
@@ -74,6 +77,7 @@ SLOWLY = Way(
     steps=3,
     iterations=40,
     hopeless=0.4,
+    arrived=1.0,
 )
 
 
@@ -119,17 +123,18 @@ def find_in_pool(
     pool = topped_up(pool, ground.spaces, starts, 1 + late, generator)
     spaces = replace(ground.spaces, hold=float(late))
     if basis.shape[1] >= LEAST_ROOM:
-        cosine, apart = torch.tensor(LATE if late else EARLY)[pool.stage].split(1, dim=1)
+        stages = LAST_ONES if basis.shape[1] < 2 * search.starts else LATE if late else EARLY
+        cosine, apart = torch.tensor(stages)[pool.stage].split(1, dim=1)
         spaces = replace(spaces, cosine=cosine, apart=apart)
     iterations = search.iterations if barren else max(1, search.iterations // 3)
     parts, points = carried_on(spaces, pool.parts, iterations)
     y = upright(problem, ground.points(points.coordinates))
     z = normalize(points.dual.double() @ problem.span.left, dim=1)
-    z, sure, again = take_duals(problem, found, y, z, silent_below, pool.last)
+    z, sure, again = take_duals(problem, found, y, z, silent_below, pool.stage > 0)
     if barren >= len(LATE) and not bool(sure.any()):
         whole = y.isfinite().all(1)
         y[whole] = refined(problem, basis, y[whole])
-        z, sure, again = take_duals(problem, found, y, z, silent_below, pool.last)
+        z, sure, again = take_duals(problem, found, y, z, silent_below, pool.stage > 0)
     y[sure] = freed(problem, ground, y[sure], z[sure], FREED)
     return y, z, sure, pool.after(parts, sure, again)
 
@@ -202,7 +207,7 @@ def sharpened(
 
     for i, width in enumerate(way.widths):
         hopeful = share >= (way.hopeless if i >= TRIED else 0.0)
-        step(hopeful & (share <= ARRIVED), (width,) * way.steps)
+        step(hopeful & (share <= way.arrived), (width,) * way.steps)
     there, sure = share > MOSTLY, torch.zeros(len(z), dtype=torch.bool)
     step(there, LAST)
     near[there], sure[there] = settle(problem, near[there], problem.not_firing(y[there]))
