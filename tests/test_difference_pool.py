@@ -19,7 +19,15 @@ from remnant.solvers.difference.ground import (
     taken_by,
     upright,
 )
-from remnant.solvers.difference.pool import EARLY, LATE, Pool, empty_pool, find_in_pool, topped_up
+from remnant.solvers.difference.pool import (
+    EARLY,
+    LAST_ONES,
+    LATE,
+    Pool,
+    empty_pool,
+    find_in_pool,
+    topped_up,
+)
 from remnant.solvers.difference.problem import Problem
 
 
@@ -55,7 +63,7 @@ def test_old_searches_come_before_new_ones_and_take_their_places():
 
 @pytest.mark.parametrize(
     ("known", "barren", "stages", "hold"),
-    [(4, 0, EARLY, 0.0), (4, 1, LATE, 1.0), (8, 0, LATE, 1.0)],
+    [(4, 0, EARLY, 0.0), (4, 1, LATE, 1.0), (8, 0, LAST_ONES, 1.0)],
 )
 def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, barren, stages, hold):
     problem, found, *_ = known_case(known)

@@ -31,14 +31,16 @@ from remnant.solvers.difference.zeros import settle
 
 SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 # Cosines that a search's point is held below in one round after the other, with older searches' and
-# with those found. Some records are like others, so where little of the span is left points come as
-# near to those found as they like: what keeps searches from them is that another record's dual has
-# nothing of theirs. Half of the new searches begin a stage later there, since either way alone
-# leaves some out.
+# with those found. Some records are like others, so once less than LITTLE of the span is left,
+# points come in the end as near to those found as they like: what keeps them from there is that
+# another record's dual has nothing of theirs. With 851 of 1000 CIFAR-10 records found, 200
+# iterations of 32 searches come to 12 new duals if points keep away from those found, and to 25 if
+# only at first. Half of the new searches begin a stage later then, since either way alone leaves
+# some out; with 979 found, neither comes to many, and the last are searched for near each other.
 EARLY = ((0.4, 0.4), (0.6, 0.6), (0.8, 0.8), (0.8, 0.8))
 LATE = ((0.4, 0.4), (0.8, 0.8), (0.6, 1.0), (0.8, 1.0))
 LAST_ONES = ((0.8, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 1.0))
-LITTLE = 0.5  # of the span
+LITTLE = 0.5
 FREED = 15  # iterations after which points that were kept apart are near their records
 # The widths of null vectors: from rough points' silent neurons alone to what vanishes there, and a
 # last one at once for those that have arrived.
@@ -86,7 +88,7 @@ class Pool:
     """Searches under way."""
 
     parts: Tensor  # 4 x k x w: t, u, s, a of each
-    stage: Tensor  # k: of EARLY, or LATE
+    stage: Tensor  # k: of EARLY, LATE or LAST_ONES
 
     def after(self, parts: Tensor, sure: Tensor, again: Tensor) -> Pool:
         """Without searches that have ended, the others a stage further."""
@@ -118,12 +120,13 @@ def find_in_pool(
     basis = complement(found.z / problem.span.scale, problem.count)
     ground = ground_of(problem, basis, found, EARLY[0][0])
     assert isinstance(ground.spaces, Spaces)
-    late = bool(barren) or basis.shape[1] < LITTLE * problem.count
-    starts = search.starts_in(basis.shape[1])
-    pool = topped_up(pool, ground.spaces, starts, 1 + late, generator)
+    room = basis.shape[1]
+    few = room < 2 * search.starts
+    late = few or bool(barren) or room < LITTLE * problem.count
+    pool = topped_up(pool, ground.spaces, search.starts_in(room), 1 + late, generator)
     spaces = replace(ground.spaces, hold=float(late))
-    if basis.shape[1] >= LEAST_ROOM:
-        stages = LAST_ONES if basis.shape[1] < 2 * search.starts else LATE if late else EARLY
+    if room >= LEAST_ROOM:
+        stages = LAST_ONES if few else LATE if late else EARLY
         cosine, apart = torch.tensor(stages)[pool.stage].split(1, dim=1)
         spaces = replace(spaces, cosine=cosine, apart=apart)
     iterations = search.iterations if barren else max(1, search.iterations // 3)
@@ -158,13 +161,13 @@ def take_duals(
     y: Tensor,
     z: Tensor,
     margin: float,
-    last: Tensor | None = None,
+    gone_on: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure, and
     which are those of records found, or sure before them.
 
     What is not near a dual's zeros after a few steps is left alone: its search may go on. Duals of
-    those that are `last` (k, bool) are looked for once more in smaller steps, if few are sure.
+    those that have gone on (k, bool) are looked for once more in smaller steps, if few are sure.
     """
     margins, near, share = problem.margin(y), z.clone(), torch.zeros(len(z))
     whole = z.isfinite().all(1)
@@ -184,8 +187,8 @@ def take_duals(
     fresh, sure = there & ~known & ~like.any(1), torch.zeros(len(z), dtype=torch.bool)
     rough = near.clone()
     near[fresh], sure[fresh] = sharpened(problem, y[fresh], rough[fresh], margin, QUICKLY)
-    if last is not None and int(sure.sum()) < FEW * len(z):
-        left = fresh & last & ~sure
+    if gone_on is not None and int(sure.sum()) < FEW * len(z):
+        left = fresh & gone_on & ~sure
         near[left], sure[left] = sharpened(problem, y[left], rough[left], margin, SLOWLY)
     return near, sure, known | (like & sure).any(1)
 
