@@ -44,6 +44,15 @@ def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
     assert float((rows[1] - turned[1]).norm()) == pytest.approx(best, rel=1e-3)
 
 
+def test_a_row_is_turned_away_from_what_it_is_most_too_near_to():
+    found = unit_rows(torch.tensor([[1.0, 0.0, 0.0]]))
+    rows = unit_rows(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.1, 0.2]]))  # the second near to both
+    assert float(rows[1] @ found[0]) > float(rows[1] @ rows[0])
+    turned = unit_rows(turned_away(rows, found, 1.0, 0.5))
+    assert torch.allclose(turned[0], rows[0])
+    assert float(turned[1] @ turned[0]) < 0.5 + 1e-5
+
+
 def test_points_that_were_found_are_not_found_again():
     spaces, t, _ = planted(width=300, count=10)
     unit = torch.nn.functional.normalize

@@ -93,6 +93,11 @@ def test_each_search_keeps_its_own_distance():
     coordinates = torch.nn.functional.normalize(near.project(rows)[1], dim=1)
     assert float(coordinates[0] @ both[0]) > 0.999
     assert float(coordinates[1] @ both[0]) < 0.5 + 1e-4
+    apart_only = dataclasses.replace(near, apart=1.0, cosine=0.5)  # from each other, not from it
+    rows = rows[:, [0, 0]]
+    free = torch.nn.functional.normalize(apart_only.project(rows)[1], dim=1)
+    assert float(free[0] @ both[0]) > 0.999
+    assert float(free[1] @ free[0]) < 0.5 + 1e-4
 
 
 def test_a_search_in_two_parts_is_the_search():
@@ -257,3 +262,26 @@ def test_the_last_duals_are_looked_for_in_small_steps_if_few_are_sure(monkeypatc
     assert float((near[sure] * z[sure]).sum(1).abs().min()) > 1 - 1e-6
     monkeypatch.setattr(pool, "FEW", 0.0)
     assert not bool(pool.take_duals(problem, found, y, z, 0.0, last)[1].any())
+
+
+def test_points_are_free_of_what_was_found_too():
+    problem, found, *_ = known_case(8)
+    ground = ground_of(problem, torch.eye(problem.count).double(), found, 0.4)
+    near = freed(problem, ground, found.y, found.z, 5)
+    assert float((near * found.y).sum(1).min()) > 0.9
+
+
+def test_searches_at_a_later_stage_are_told_from_new_ones(monkeypatch, roomy):
+    problem, found, *_ = known_case()
+    told = []
+
+    def take(problem, found, points, duals, margin, later):
+        told.append(later.tolist())
+        none = torch.zeros(len(points), dtype=torch.bool)
+        return duals, none, none
+
+    monkeypatch.setattr(pool, "take_duals", take)
+    search, gone = Search(starts=4, iterations=3), empty_pool(problem)
+    for _ in range(2):
+        *_, gone = find_in_pool(problem, found, gone, search, seeded(), barren=0, silent_below=0.0)
+    assert told == [[False] * 4, [True] * 4]

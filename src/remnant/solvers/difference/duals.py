@@ -140,7 +140,8 @@ def solve_across(
     With near + p in place of x, the null direction is out of the problem. What is left of the
     silent rows is a random part of orthonormal columns, well conditioned.
     """
-    close = ((settled or SETTLED[left.dtype]) * weight.sum(1)).square()
+    settled = SETTLED[left.dtype] if settled is None else settled
+    close = (settled * weight.sum(1)).square()
     found, rows = torch.zeros_like(near), torch.arange(len(near))  # those under way
     p, rest = torch.zeros_like(near), goal
     way, size = rest, rest.square().sum(1)

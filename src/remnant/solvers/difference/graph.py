@@ -26,7 +26,7 @@ WEIGHT = 2.0
 LIGHT = 0.1
 LOOK_BACK = 6  # checks over which the median gap has to fall by a tenth
 FIRING = 0.55  # share of the neurons that a dual moves, roughly: it sets the dual's scale
-TURNS = 3  # away from the nearest others, in each projection
+TURNS = 3  # away from others that are too near, in each projection
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class Spaces:
     cosine: float | Tensor = 1.0  # that points, or each (k x 1), may have with each other
     apart: float | Tensor = 1.0  # and with those found
     taken: Tensor | None = None  # n x n: of coordinates in `duals`, the part of records found
-    hold: float | Tensor = 0.0  # how much of it duals, or each (k x 1), are kept from
+    hold: float = 0.0  # how much of it duals are kept from
 
     @property
     def crowded(self) -> bool:
@@ -61,14 +61,14 @@ class Spaces:
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
-        nearest where that is too close to others."""
+        nearest where that is too close to others, or has of the duals of records found."""
         t, u, s, a = parts
         coordinates = times(torch.cat([t, math.sqrt(LIGHT) * u], dim=1), self.ends)
         if self.crowded:
             coordinates = turned_away(coordinates, self.found, self.apart, self.cosine)
         ends = self.at(coordinates)
         inside = times(a, self.duals)
-        if self.taken is not None:
+        if self.taken is not None and self.hold:
             inside = inside - self.hold * (inside @ self.taken)
         near_a = times(inside, self.duals.T)
         return torch.stack([*ends, times(s, self.soft.T), near_a]), coordinates

@@ -161,13 +161,13 @@ def take_duals(
     y: Tensor,
     z: Tensor,
     margin: float,
-    gone_on: Tensor | None = None,
+    later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure, and
     which are those of records found, or sure before them.
 
     What is not near a dual's zeros after a few steps is left alone: its search may go on. Duals of
-    those that have gone on (k, bool) are looked for once more in smaller steps, if few are sure.
+    searches at a later stage (k, bool) are looked for once more in smaller steps, if few are sure.
     """
     margins, near, share = problem.margin(y), z.clone(), torch.zeros(len(z))
     whole = z.isfinite().all(1)
@@ -187,8 +187,8 @@ def take_duals(
     fresh, sure = there & ~known & ~like.any(1), torch.zeros(len(z), dtype=torch.bool)
     rough = near.clone()
     near[fresh], sure[fresh] = sharpened(problem, y[fresh], rough[fresh], margin, QUICKLY)
-    if gone_on is not None and int(sure.sum()) < FEW * len(z):
-        left = fresh & gone_on & ~sure
+    if later is not None and int(sure.sum()) < FEW * len(z):
+        left = fresh & later & ~sure
         near[left], sure[left] = sharpened(problem, y[left], rough[left], margin, SLOWLY)
     return near, sure, known | (like & sure).any(1)
 
