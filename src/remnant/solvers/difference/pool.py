@@ -35,8 +35,9 @@ SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 # points come in the end as near to those found as they like: what keeps them from there is that
 # another record's dual has nothing of theirs. With 851 of 1000 CIFAR-10 records found, 200
 # iterations of 32 searches came to 12 new duals with all cosines 0.8, to 20 with those found left
-# out, and to 25 with 0.4, then 0.6 among themselves alone (one draw). Half of the new searches begin a stage later then, since either way alone leaves
-# some out; with 979 found, neither comes to many, and the last are searched for near each other.
+# out, and to 25 with 0.4, then 0.6 among themselves alone (one draw). Half of the new searches
+# begin a stage later then, since either way alone leaves some out; with 979 found, neither comes to
+# many, and the last are searched for near each other.
 EARLY = ((0.4, 0.4), (0.6, 0.6), (0.8, 0.8), (0.8, 0.8))
 LATE = ((0.4, 0.4), (0.8, 0.8), (0.6, 1.0), (0.8, 1.0))
 LAST_ONES = ((0.8, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 1.0))
