@@ -119,12 +119,9 @@ def foreign_features(problem: Problem, y: Tensor) -> Tensor | None:
     """
     if problem.signals is not None:
         return None
-    penalty = problem.penalty(1.0)
 
     def outside(points: Tensor) -> Tensor:
-        fired = (points @ problem.start.T).clamp(min=0).float()
-        part = (fired @ penalty.T).square().sum(1) / fired.square().sum(1).clamp(min=1e-30)
-        return part.double()
+        return problem.foreign((points @ problem.start.T).clamp(min=0))
 
     if len(y) < 2:
         return outside(y)

@@ -15,6 +15,7 @@ from remnant.solvers.difference.graph import LIGHT
 from remnant.solvers.spans import Span
 
 ROOM = 6  # neurons for each record
+FAINT = 1e-5  # of the strongest direction of the next layer's change; below, drift hides features
 LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
 
 
@@ -26,8 +27,8 @@ class Problem:
     start: Tensor  # w x n: pre-activations of y at the initial weights
     end: Tensor  # w x n: and at the final ones
     soft: Tensor  # w x w float32: soft projector on the features' space
-    features: Tensor  # w x w float32: the next layer's right directions, as rows
-    sizes: Tensor  # w: their singular values, relative
+    follows: Tensor  # w x w: Gram matrix of the next layer's change, its largest eigenvalue 1
+    sizes: Tensor  # w: singular values of that change, relative, none below FAINT
     signals: Tensor | None = None  # w x c: before the output layer, what comes back from it
     zero: float  # below this, relative to its root-mean-square, an entry of a dual is zero
 
@@ -59,9 +60,28 @@ class Problem:
         """n x n: of the columns of `ends`."""
         return self.ends.T @ self.ends
 
+    @cached_property
+    def directions(self) -> Tensor:
+        """w x w float32: right directions of the next layer's change, as rows. They take by far the
+        most of its time, so only what cannot do without has them."""
+        return eigenvectors(self.follows)[1].flip(1).T.float()
+
     def penalty(self, exponent: float = 0.75) -> Tensor:
         """w x w float32: what it costs to leave the features' space, weakest directions most."""
-        return (self.sizes / self.sizes[-1]).pow(-exponent).float()[:, None] * self.features
+        return (self.sizes / self.sizes[-1]).pow(-exponent).float()[:, None] * self.directions
+
+    @cached_property
+    def _triangle(self) -> Tensor:
+        """w x w: of the next layer's Gram matrix, its faint directions filled up."""
+        triangle: Tensor = torch.linalg.cholesky(raised(self.follows, FAINT**2))
+        return triangle
+
+    def foreign(self, fired: Tensor) -> Tensor:
+        """k: the share of what is fired (k x w) that the next layer's change does not contain. What
+        it contains in a weak direction counts as foreign by the inverse square of its size."""
+        across: Tensor = torch.linalg.solve_triangular(self._triangle, fired.T, upper=False)
+        part = across.square().sum(0) / fired.square().sum(1).clamp(min=1e-30)
+        return self.sizes[-1] ** 2 * part
 
     def margin(self, y: Tensor) -> Tensor:
         """k x w: the larger pre-activation of both ends, in units of its spread over neurons."""
@@ -88,25 +108,39 @@ def pose(
     *,
     precision: float,
 ) -> Problem:
-    """first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w.
-
-    Weights drift, so the features do not fill exactly n directions of the next layer's change. The
-    soft projector gives weight 1/2 to direction number 3 n, instead of a cut; but not beyond half
-    the width, where any point would fit.
-    """
-    width = first_start.shape[0]
-    sizes, right = strong_directions(next_change, 1e-5)  # below that, drift hides the features
-    half = sizes[min(3 * len(span.right), width // 2)]
-    soft = (right.T / (1 + (half / sizes).square())) @ right
+    """first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w."""
+    follows = next_change.T @ next_change
+    sizes = torch.linalg.eigvalsh(follows).flip(0).clamp(min=0).sqrt()
+    follows, sizes = follows / sizes[0] ** 2, (sizes / sizes[0]).clamp(min=FAINT)
     return Problem(
         span=span,
         start=first_start @ span.right.T,
         end=first_end @ span.right.T,
-        soft=soft.float(),
-        features=right.float(),
+        soft=soft_projector(follows, sizes, len(span.right)),
+        follows=follows,
         sizes=sizes,
         zero=zero_level(span, first_end, precision),
     )
+
+
+def soft_projector(follows: Tensor, sizes: Tensor, count: int) -> Tensor:
+    """w x w float32: on the space of features of so many records, from the next layer's Gram matrix
+    and its singular values.
+
+    Weights drift, so the features do not fill exactly n directions of the next layer's change. This
+    gives weight 1/2 to direction number 3 n, instead of a cut; but not beyond half the width, where
+    any point would fit. That is G / (G + half), without a direction of G.
+    """
+    half = float(sizes[min(3 * count, len(sizes) // 2)]) ** 2
+    rest = torch.cholesky_inverse(torch.linalg.cholesky(raised(follows, half)))
+    return raised(-half * rest, 1.0).float()
+
+
+def raised(matrix: Tensor, by: float) -> Tensor:
+    """The same with `by` added to its diagonal."""
+    copy = matrix.clone()
+    copy.diagonal().add_(by)
+    return copy
 
 
 def pose_output(
@@ -128,7 +162,7 @@ def pose_output(
         start=first_start @ span.right.T,
         end=first_end @ span.right.T,
         soft=none,
-        features=none,
+        follows=none,
         sizes=none,
         signals=torch.linalg.qr(torch.cat([next_start, next_end]).T)[0],
         zero=zero_level(span, first_end, precision),
@@ -139,14 +173,3 @@ def zero_level(span: Span, weights: Tensor, precision: float) -> float:
     """Ten times what rounding the weights does to the weakest direction's duals."""
     rounding = precision / math.sqrt(12) * float(weights.square().mean().sqrt())
     return min(0.03, max(LEAST_ZERO, 10 * rounding / float(span.scale[-1])))
-
-
-def strong_directions(change: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """All w singular values of a layer's change (v x w), relative, and its right directions.
-
-    None is below `least`, which is far above 1e-8: so eigenvectors of the Gram matrix do, which
-    take a third of the time.
-    """
-    values, vectors = eigenvectors(change.T @ change)
-    sizes = values.flip(0).clamp(min=0).sqrt()
-    return (sizes / sizes[0]).clamp(min=least), vectors.flip(1).T

@@ -28,7 +28,7 @@ SECOND = 1e-4
 SPARE = 8  # zeros beyond those of chance
 SPARED = 4  # zeros that must not decide
 CLEAR = 100  # times `least_second`: above that, a rough look tells
-AT_ONCE = 16  # rough looks, from two directions each
+AT_ONCE = 64  # rough looks, from two directions each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
