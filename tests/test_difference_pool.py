@@ -128,6 +128,7 @@ def test_many_records_are_found_by_searches_that_go_on(monkeypatch, roomy, preci
     assert float(found.square().max()) < 1e-3
     assert len(pools) >= recovery.rounds
     assert max(int(each.stage.max()) for each in pools if len(each.stage)) >= 2
+    assert "directions" not in vars(problem)  # which take most of the time to decompose a layer
 
 
 def test_points_of_what_was_found_are_near_their_records(roomy):

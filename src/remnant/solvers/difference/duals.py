@@ -55,7 +55,7 @@ def null_vectors(
     by weights / (a^2 + width^2) with a = left z of the step before. precision: of its products;
     most: iterations of each, of more than DENSE records.
     """
-    chunk = 32 if left.shape[1] > DENSE else 8  # rows of products, or Gram matrices at once
+    chunk = 128 if left.shape[1] > DENSE else 8  # rows of products, or Gram matrices at once
     rough, found = left.to(precision), []  # sharpened later
     for start, rows in zip(z.split(chunk), weights.split(chunk), strict=True):
         near = normalize(start, dim=1)

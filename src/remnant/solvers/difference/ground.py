@@ -17,7 +17,7 @@ from remnant.solvers.difference.problem import Problem
 HOLD = 30.0  # how much less a dual may have of what records found have than of anything else
 # Records for each search: more at a time take less time each, since a product with large spaces
 # waits for memory, but among few records they get into each other's way.
-MANY = 16
+MANY = 8
 LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 
 
