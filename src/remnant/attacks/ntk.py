@@ -36,7 +36,7 @@ class NTK:
     """
 
     preset: Preset = "auto"
-    starts: int = 32  # exact: points searched for at a time
+    starts: int = 32  # exact: points searched for at a time, at the least; more of many records
     iterations: int = 300  # exact: of each search
     patience: int = 12  # exact: rounds without a new record before giving up
     steps: int | None = None  # paper: 16000, projected: 400

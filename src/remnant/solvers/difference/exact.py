@@ -20,12 +20,13 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
 from remnant.solvers.difference.certificate import FAR, Certificate, certify, distance_to_points
-from remnant.solvers.difference.duals import clearly_silent, null_vectors
+from remnant.solvers.difference.duals import GRADUAL, clearly_silent, null_vectors
 from remnant.solvers.difference.graph import Spaces, find_points, refine_points
 from remnant.solvers.difference.ground import (
     Found,
     Ground,
     Search,
+    duals_at,
     freed,
     ground_of,
     refined,
@@ -52,6 +53,10 @@ FEW = 0.5
 # of 252 moves farther than FAR in 20 (14 in 50); of blends of two 64 of 64 do, and 60 of those with
 # 0.3 of the other.
 STAY = 20
+# Widths of null vectors from a rough dual that is a point's own.
+SMALL_STEPS = tuple(
+    width for width in (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001) for _ in range(3)
+)
 SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 ENOUGH = 0.95  # share of many records certified: a search anew for the others takes too long
 
@@ -200,7 +205,9 @@ def find_records(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points y (k x n) in the space that the found duals leave, duals z (k x n), and whether sure.
 
-    Where few points' duals are, the others are refined, and tell better which neurons are silent.
+    Where few points' duals are, the others are refined, and tell better which neurons are silent. A
+    search may have come to one record with its point and to another like it with its dual; so if
+    that does not do, duals begin from what the points alone say.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
     ground = ground_of(problem, basis, found, now.cosine)
@@ -209,6 +216,12 @@ def find_records(
     if problem.signals is None and float(sure.double().mean()) < PLENTY:
         y[~sure] = refined(problem, basis, y[~sure])
         near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure], now.silent_below)
+        left = ~sure
+        if bool(left.any()):
+            own = duals_at(problem, found, y[left])
+            near[left], sure[left] = take_duals(
+                problem, y[left], own, now.silent_below, SMALL_STEPS
+            )
     return y, near, sure
 
 
@@ -232,10 +245,16 @@ def find_rough(
     return y[kept], points.dual[:near][kept].double() @ left
 
 
-def take_duals(problem: Problem, y: Tensor, z: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+def take_duals(
+    problem: Problem,
+    y: Tensor,
+    z: Tensor,
+    margin: float,
+    widths: tuple[float, ...] = GRADUAL,
+) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure."""
     silent = clearly_silent(problem.margin(y), -margin, problem.count)
-    near = null_vectors(problem.span.left, z, silent)
+    near = null_vectors(problem.span.left, z, silent, widths=widths)
     return settle(problem, near, problem.not_firing(y))
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import damped_cholesky
+from remnant.solvers.algebra import damped_cholesky, eigenvectors
 from remnant.solvers.difference import signals
+from remnant.solvers.difference.duals import most_silent
 from remnant.solvers.difference.graph import Spaces, carried_on, parts_at, refine_points
 from remnant.solvers.difference.problem import Problem
 
@@ -18,6 +19,7 @@ HOLD = 30.0  # how much less a dual may have of what records found have than of 
 # Records for each search: more at a time take less time each, since a product with large spaces
 # waits for memory, but among few records they get into each other's way.
 MANY = 8
+FEWER = 1.2  # neurons for each record, the most silent of a point, that tell its dual alone
 LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 
 
@@ -112,6 +114,17 @@ def taken_by(rows: Tensor) -> Tensor:
     inner.diagonal().add_(1 / HOLD)
     part: Tensor = rows.T @ torch.linalg.solve(inner, rows)
     return part
+
+
+def duals_at(problem: Problem, found: Found, y: Tensor) -> Tensor:
+    """Rough duals (k x n) that points y (k x n) have on their own: unit rows that vanish most on
+    the neurons that a point leaves most silent, and on what records found have."""
+    left, duals = problem.span.left, []
+    taken = taken_by(across_duals(problem, found))
+    for silent in most_silent(problem.margin(y), int(FEWER * problem.count)).bool():
+        rows = left[silent]
+        duals.append(eigenvectors(rows.T @ rows / len(rows) + taken, only=0)[1][:, 0])
+    return torch.stack(duals)
 
 
 def freed(problem: Problem, ground: Ground, y: Tensor, z: Tensor, iterations: int) -> Tensor:
