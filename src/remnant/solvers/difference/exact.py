@@ -36,7 +36,7 @@ from remnant.solvers.difference.pool import SAME_DUAL, Pool, empty_pool, find_in
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.rerun import Fit
 from remnant.solvers.difference.signals import find_signals
-from remnant.solvers.difference.zeros import settle
+from remnant.solvers.difference.zeros import FINE, settle
 from remnant.solvers.spans import Span
 
 PLENTY = 0.5  # share of sure duals above which the other points are not refined
@@ -220,7 +220,7 @@ def find_records(
         if bool(left.any()):
             own = duals_at(problem, found, y[left])
             near[left], sure[left] = take_duals(
-                problem, y[left], own, now.silent_below, SMALL_STEPS
+                problem, y[left], own, now.silent_below, closely=True
             )
     return y, near, sure
 
@@ -246,16 +246,23 @@ def find_rough(
 
 
 def take_duals(
-    problem: Problem,
-    y: Tensor,
-    z: Tensor,
-    margin: float,
-    widths: tuple[float, ...] = GRADUAL,
+    problem: Problem, y: Tensor, z: Tensor, margin: float, *, closely: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure."""
+    """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure.
+
+    closely: in small steps that mostly end so near the exact zeros that refits may begin there;
+    then entries that are small but no zeros bend none of them.
+    """
     silent = clearly_silent(problem.margin(y), -margin, problem.count)
-    near = null_vectors(problem.span.left, z, silent, widths=widths)
-    return settle(problem, near, problem.not_firing(y))
+    widths = [max(width, problem.zero) for width in SMALL_STEPS] if closely else GRADUAL
+    near, where = null_vectors(problem.span.left, z, silent, widths=widths), problem.not_firing(y)
+    if not closely:
+        return settle(problem, near, where)
+    fitted, sure = settle(problem, near, where, FINE)
+    left = ~sure
+    if bool(left.any()):
+        fitted[left], sure[left] = settle(problem, near[left], where[left])
+    return fitted, sure
 
 
 def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:

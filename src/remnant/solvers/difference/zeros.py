@@ -7,6 +7,7 @@ records' duals vanishes only where both do, and there each of the two does on it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
 # and zeros that a dual must have, for each record, or as a share of the neurons if those are fewer.
 LONGEST, STEADY, AMPLE, SHARE = 4, 0.01, 1.45, 0.18
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
+FINE = (5e-4, 1e-4, 1e-4)  # for duals that are within that of their zeros
 # The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
 # 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
 SECOND = 1e-4
@@ -113,9 +115,14 @@ def least_second(problem: Problem) -> float:
     return max(SECOND, 30 * problem.zero**2)
 
 
-def settle(problem: Problem, z: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def settle(
+    problem: Problem,
+    z: Tensor,
+    where: Tensor | None = None,
+    refits: Sequence[float] = REFITS,
+) -> tuple[Tensor, Tensor]:
     """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
-    z, ample = sharpen(problem, z)
+    z, ample = sharpen(problem, z, refits)
     zeros = zeros_of(problem, z, where)
     sure = ample & fixed_by(problem, zeros)
     z, changed = unmix(problem, z, zeros)
@@ -126,7 +133,7 @@ def settle(problem: Problem, z: Tensor, where: Tensor | None = None) -> tuple[Te
     return z, sure
 
 
-def sharpen(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
+def sharpen(problem: Problem, z: Tensor, refits: Sequence[float] = REFITS) -> tuple[Tensor, Tensor]:
     """Duals (k x n) fitted to fewer and surer zeros of their own, and which have ample ones.
 
     `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
@@ -136,7 +143,7 @@ def sharpen(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
     if problem.roomy:
         z, ample = refit_until_steady(problem, z)
     else:
-        for below in REFITS:
+        for below in refits:
             z = refit_on_zeros(problem, z, max(below, problem.zero))
     # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
     if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
