@@ -102,25 +102,43 @@ class Recovery:
         return len(self.found) - 1
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """Records x~ (k x (d+1)) of what was found, their squared errors if inexact, and the proof."""
+
+    found: Found
+    inputs: Tensor
+    error: Tensor | None
+    proof: Certificate
+
+    @property
+    def worth(self) -> tuple[bool, int]:
+        return self.proof.exact, int(self.proof.passed.sum())
+
+
 def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> Recovery:
-    """Search, take duals, deflate until every record is found or nothing new comes."""
+    """Search, take duals, deflate until every record is found or nothing new comes.
+
+    Records that contradict their duals are searched for anew; if that ends worse, it is forgotten.
+    """
     nobody = torch.zeros(0, problem.count, dtype=torch.float64)
     known, series = Found(z=nobody, y=nobody), [0.0]
+    best: Answer | None = None
     for _ in range(1 + search.repairs):
         found = search_on(problem, known, series, search, generator)
-        inputs, error = finish(problem, found)
-        if error is None and problem.signals is None:
-            found = confirm(problem, found, inputs @ problem.span.right.T, search.starts)
-        proof = certify(problem, inputs, found.z, found.y, error)
+        answer = answered(problem, found, search.starts)
+        if best is None or answer.worth >= best.worth:
+            best = answer
+        found, proof = answer.found, answer.proof
         doubtful = proof.doubtful if len(found) < problem.count else suspects(proof)
-        enough = ENOUGH if problem.roomy and error is None else 1.0
+        enough = ENOUGH if problem.roomy and answer.error is None else 1.0
         if proof.share >= enough or not bool(doubtful.any()):
             break
         known = Found(z=found.z[~doubtful], y=found.y[~doubtful])
-    if error is None and not proof.exact:  # without all duals, estimates of the others are left
-        found = known
-        inputs, error = finish(problem, found)
-        proof = certify(problem, inputs, found.z, found.y, error)
+    assert best is not None
+    if best.error is None and not best.proof.exact:  # then estimates of the others are left
+        best = answered(problem, known, search.starts)
+    found, inputs, error, proof = best.found, best.inputs, best.error, best.proof
     agreement = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active)
     return Recovery(
         inputs=inputs[:, :-1],
@@ -132,6 +150,15 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
         error=None if error is None else stated(error),
         certificate=proof,
     )
+
+
+def answered(problem: Problem, found: Found, at_once: int) -> Answer:
+    """What was found as records, each judged without the truth."""
+    inputs, error = finish(problem, found)
+    if error is None and problem.signals is None:
+        found = confirm(problem, found, inputs @ problem.span.right.T, at_once)
+    proof = certify(problem, inputs, found.z, found.y, error)
+    return Answer(found=found, inputs=inputs, error=error, proof=proof)
 
 
 def confirm(problem: Problem, found: Found, records: Tensor, at_once: int) -> Found:
