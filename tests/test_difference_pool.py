@@ -14,6 +14,7 @@ from remnant.solvers.difference.ground import (
     Found,
     Search,
     across_duals,
+    duals_at,
     freed,
     ground_of,
     taken_by,
@@ -181,14 +182,14 @@ def test_rounds_that_find_nothing_are_followed_by_others(monkeypatch, roomy, ite
     assert not len(recovery.inputs)
 
 
-def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
+def test_what_brings_nothing_begins_from_points_alone_and_for_long_is_refined(monkeypatch, roomy):
     problem, found, _, y = known_case()
     tried = []
 
     def take(problem, found, points, duals, margin, last):
-        tried.append(points.clone())
+        tried.append((points.clone(), duals.clone()))
         none = torch.zeros(len(points), dtype=torch.bool)
-        return duals, none if len(tried) < 3 else ~none, none
+        return duals, none if len(tried) < 4 else ~none, none
 
     monkeypatch.setattr(pool, "take_duals", take)
     monkeypatch.setattr(pool, "refined", lambda problem, basis, points: y[: len(points)])
@@ -198,8 +199,11 @@ def test_what_brings_nothing_for_long_is_refined(monkeypatch, roomy):
         points, *_, gone = find_in_pool(
             problem, found, gone, search, seeded(), barren=barren, silent_below=0.0
         )
-    assert len(tried) == 3
-    assert torch.equal(tried[2], y[:8])
+    assert len(tried) == 4
+    assert torch.equal(tried[0][0], tried[1][0])
+    for points_then, duals in tried[1::2]:
+        assert torch.equal(duals, duals_at(problem, found, points_then))
+    assert torch.equal(tried[3][0], y[:8])
     assert torch.equal(points, -y[:8])  # where they are sure, as they are when free
 
 

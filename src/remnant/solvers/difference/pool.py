@@ -21,6 +21,7 @@ from remnant.solvers.difference.ground import (
     LEAST_ROOM,
     Found,
     Search,
+    duals_at,
     freed,
     ground_of,
     refined,
@@ -130,11 +131,13 @@ def find_in_pool(
     parts, points = carried_on(spaces, pool.parts, iterations)
     y = upright(problem, ground.points(points.coordinates))
     z = normalize(points.dual.double() @ problem.span.left, dim=1)
-    z, sure, again = take_duals(problem, found, y, z, silent_below, pool.stage > 0)
-    if barren >= len(LATE) and not bool(sure.any()):
-        whole = y.isfinite().all(1)
-        y[whole] = refined(problem, basis, y[whole])
-        z, sure, again = take_duals(problem, found, y, z, silent_below, pool.stage > 0)
+    later, whole = pool.stage > 0, y.isfinite().all(1)
+    z, sure, again = take_duals(problem, found, y, z, silent_below, later)
+    if barren and not bool(sure.any()):
+        if barren >= len(LATE):
+            y[whole] = refined(problem, basis, y[whole])
+        z[whole] = duals_at(problem, found, y[whole])
+        z, sure, again = take_duals(problem, found, y, z, silent_below, later)
     y[sure] = freed(problem, ground, y[sure], z[sure], FREED)
     return y, z, sure, pool.after(parts, sure, again)
 
