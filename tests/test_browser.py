@@ -45,7 +45,7 @@ def visit(browser, bundles):
         context = browser.new_context(viewport=size, offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(30_000)
         page.on("console", lambda message: faults.append(message.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
