@@ -11,17 +11,19 @@ from remnant.types import Knowledge, Scaling, Target
 
 
 @functools.cache
-def faces_target(records=12, width=192, seed=0, optimiser="sgd", stop=0.05, depth=2, centred=True):
+def faces_target(
+    records=12, width=192, seed=0, optimiser="sgd", stop=0.05, depth=2, centred=True, last=None
+):
     """(target, truth n x 1 x 25 x 25, labels): a ReLU net trained on the first faces."""
     examples = load("faces")
     truth, labels = examples.inputs[:records], examples.labels[:records]
     mean = examples.inputs[50:].mean(0) * centred
     torch.manual_seed(seed)
-    sizes = [625, *[width] * depth]
+    sizes = [625, *[width] * (depth - 1), last or width]
     layers = [nn.Flatten()]
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(width, 10))
+    model = nn.Sequential(*layers, nn.Linear(sizes[-1], 10))
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     kind = torch.optim.SGD if optimiser == "sgd" else torch.optim.Adam
     steps = kind(model.parameters(), lr=0.05 if optimiser == "sgd" else 1e-3)

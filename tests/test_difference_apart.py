@@ -75,7 +75,7 @@ def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
 
     monkeypatch.setattr(exact, "find_points", watched)
     monkeypatch.setattr(exact, "FEW", 1.1)  # every round brings too little
-    search = Search(starts=4)
+    search = Search(starts=8)
     recovery = recover(problem, search, generator=seeded())
     assert bool(recovery.passed.all())
     room = [problem.count - known >= LEAST_ROOM for _, known, _ in spaces]

@@ -85,6 +85,17 @@ def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, ba
     assert told[0].hold == hold
 
 
+@pytest.mark.parametrize(("many", "searches"), [(8, 4), (2, 6)])
+def test_more_is_searched_for_at_a_time_where_more_is_left(monkeypatch, roomy, many, searches):
+    problem, found, *_ = known_case(0)
+    monkeypatch.setattr(pool, "MANY", many)
+    search = Search(starts=4, iterations=3)
+    y, *_ = find_in_pool(
+        problem, found, empty_pool(problem), search, seeded(), barren=0, silent_below=0.0
+    )
+    assert len(y) == searches
+
+
 def test_each_search_keeps_its_own_distance():
     spaces, t, _ = planted(width=300, count=10)
     both = torch.nn.functional.normalize(spaces.project(torch.stack([t, t, t, t]).mT)[1], dim=1)

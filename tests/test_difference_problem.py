@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from exact_case import small_problem
+from remnant.attacks import NTK
 from remnant.evidence import weight_difference
-from remnant.solvers.difference.ground import MANY, Search
-from remnant.solvers.difference.problem import FAINT
+from remnant.solvers.difference.problem import FAINT, soft_projector
 from remnant.solvers.layers import first_pair
 from targets import faces_target
 
@@ -48,9 +48,22 @@ def test_directions_are_those_of_the_change(both):
     assert float(cosines[strong].min()) > 0.999
 
 
-def test_more_is_searched_for_at_a_time_where_more_is_left():
-    search = Search(starts=32)
-    assert search.starts_in(80 * MANY) == 80
-    assert search.starts_in(20 * MANY) == 32
-    assert search.starts_in(10) == 20
-    assert search.starts_in(1) == 8
+@pytest.mark.parametrize("rank", [20, 37, 96])
+def test_a_next_layer_of_few_neurons_leaves_room_for_features(both, rank):
+    problem, _, right = both
+    sizes = torch.full((len(right),), FAINT, dtype=torch.float64)
+    sizes[:rank] = torch.logspace(0, -4, rank).double()
+    weak = torch.where(torch.arange(len(right)) < rank, sizes, 0.0)
+    soft = soft_projector((right.T * weak**2) @ right, sizes, problem.count).double()
+    half = sizes[min(3 * problem.count, len(sizes) // 2)]
+    slow = (right.T * (sizes**2 / (sizes**2 + half**2))) @ right
+    assert float(torch.linalg.matrix_norm(soft - slow, 2)) < 2e-2
+
+
+def test_records_come_back_through_a_narrow_second_layer():
+    target, truth, _ = faces_target(width=256, last=34)
+    found = NTK(preset="exact")(target, generator=torch.Generator().manual_seed(0))
+    assert found.status == "complete"
+    assert found.figures["rounds"] < 10
+    near = torch.cdist(truth.flatten(1), found.inputs.flatten(1)).min(1).values
+    assert float(near.max()) < 0.01

@@ -16,9 +16,6 @@ from remnant.solvers.difference.graph import Spaces, carried_on, parts_at, refin
 from remnant.solvers.difference.problem import Problem
 
 HOLD = 30.0  # how much less a dual may have of what records found have than of anything else
-# Records for each search: more at a time take less time each, since a product with large spaces
-# waits for memory, but among few records they get into each other's way.
-MANY = 8
 FEWER = 1.2  # neurons for each record, the most silent of a point, that tell its dual alone
 LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 
@@ -27,7 +24,7 @@ LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 class Search:
     """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
 
-    starts: int = 32  # points searched for at a time, or one for MANY of what is left, if more
+    starts: int = 32  # points searched for at a time; more, where searches go on in the next round
     # Of RRR, tripled while nothing new is found; half, where points are kept apart, a third, where
     # searches go on in the next round.
     iterations: int = 300
@@ -35,7 +32,7 @@ class Search:
     repairs: int = 5  # searches anew for records that contradict their duals
 
     def starts_in(self, dimensions: int) -> int:
-        return min(max(self.starts, dimensions // MANY), max(8, 2 * dimensions))
+        return min(self.starts, max(8, 2 * dimensions))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

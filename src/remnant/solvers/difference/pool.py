@@ -43,6 +43,9 @@ EARLY = ((0.4, 0.4), (0.6, 0.6), (0.8, 0.8), (0.8, 0.8))
 LATE = ((0.4, 0.4), (0.8, 0.8), (0.6, 1.0), (0.8, 1.0))
 LAST_ONES = ((0.8, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 1.0))
 LITTLE = 0.5
+# Records left for each search: more at a time take less time each, since a product with large
+# spaces waits for memory, but among few records they get into each other's way.
+MANY = 8
 FREED = 15  # iterations after which points that were kept apart are near their records
 # The widths of null vectors: from rough points' silent neurons alone to what vanishes there, and a
 # last one at once for those that have arrived.
@@ -121,7 +124,8 @@ def find_in_pool(
     room = basis.shape[1]
     few = room < 2 * search.starts
     late = few or bool(barren) or room < LITTLE * problem.count
-    pool = topped_up(pool, ground.spaces, search.starts_in(room), 1 + late, generator)
+    starts = max(search.starts_in(room), room // MANY)
+    pool = topped_up(pool, ground.spaces, starts, 1 + late, generator)
     spaces = replace(ground.spaces, hold=float(late))
     if room >= LEAST_ROOM:
         stages = LAST_ONES if few else LATE if late else EARLY

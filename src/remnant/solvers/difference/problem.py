@@ -129,10 +129,11 @@ def soft_projector(follows: Tensor, sizes: Tensor, count: int) -> Tensor:
 
     Weights drift, so the features do not fill exactly n directions of the next layer's change. This
     gives weight 1/2 to direction number 3 n, instead of a cut; but not beyond half the width, where
-    any point would fit. That is G / (G + half), without a direction of G.
+    any point would fit. That is G / (G + half), without a direction of G, whose faint ones are
+    filled up: a next layer of few neurons leaves most of them empty, and features are there too.
     """
     half = float(sizes[min(3 * count, len(sizes) // 2)]) ** 2
-    rest = torch.cholesky_inverse(torch.linalg.cholesky(raised(follows, half)))
+    rest = torch.cholesky_inverse(torch.linalg.cholesky(raised(follows, half + FAINT**2)))
     return raised(-half * rest, 1.0).float()
 
 
