@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from exact_case import seeded, small_problem, true_duals
 from remnant.solvers.difference import exact
-from remnant.solvers.difference.exact import recover, take_duals
+from remnant.solvers.difference.exact import nearest_left, recover, take_duals
 from remnant.solvers.difference.ground import Found, Search, duals_at, upright
 from remnant.solvers.difference.zeros import FINE, refit_on_zeros, settle, zeros_below
 
@@ -91,3 +91,27 @@ def test_a_search_anew_that_ends_worse_is_forgotten(monkeypatch, case, later):
     assert recovery.exact
     assert recovery.error is None
     assert int(recovery.passed.sum()) == len(z) - 1
+
+
+def test_what_is_like_the_missing_is_given_back(case):
+    problem, z, y = case
+    alike = upright(problem, (y[11] + 0.1 * y[3])[None])  # as the last one, which is not found
+    found = Found(z=z[:11], y=torch.cat([y[:3], alike, y[4:11]]))
+    assert nearest_left(problem, found).nonzero().flatten().tolist() == [3]
+    assert not bool(nearest_left(problem, known(z, y, 7)).any())
+
+
+def test_a_search_that_misses_some_goes_on_without_those_like_them(monkeypatch, case):
+    problem, z, y = case
+    given = []
+
+    def all_but_one_at_first(problem, found, series, search, generator):
+        given.append(len(found))
+        return known(z, y, len(z) if len(given) > 1 else len(z) - 1)
+
+    monkeypatch.setattr(exact, "search_on", all_but_one_at_first)
+    recovery = recover(problem, Search(), generator=seeded())
+    assert given[0] == 0
+    assert 0 < given[1] < len(z) - 1
+    assert recovery.exact
+    assert bool(recovery.passed.all())

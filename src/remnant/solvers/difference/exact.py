@@ -130,9 +130,10 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
         if best is None or answer.worth >= best.worth:
             best = answer
         found, proof = answer.found, answer.proof
-        doubtful = proof.doubtful if len(found) < problem.count else suspects(proof)
+        whole = len(found) == problem.count
+        doubtful = suspects(proof) if whole else proof.doubtful | nearest_left(problem, found)
         enough = ENOUGH if problem.roomy and answer.error is None else 1.0
-        if proof.share >= enough or not bool(doubtful.any()):
+        if (whole and proof.share >= enough) or not bool(doubtful.any()):
             break
         known = Found(z=found.z[~doubtful], y=found.y[~doubtful])
     assert best is not None
@@ -195,6 +196,18 @@ def suspects(proof: Certificate) -> Tensor:
     count = min(2 * int(proof.doubtful.sum()), int((~proof.doubtful).sum()))
     chosen = proof.doubtful.clone()
     chosen[others.topk(count).indices] = True
+    return chosen
+
+
+def nearest_left(problem: Problem, found: Found) -> Tensor:
+    """k, bool: of the records found an eighth, those that have most of the space that is left.
+
+    What is missing is like them, and comes more easily with them than alone.
+    """
+    basis = complement(found.z / problem.span.scale, problem.count)
+    order = (normalize(found.y, dim=1) @ basis).norm(dim=1).argsort(descending=True)
+    chosen = torch.zeros(len(found), dtype=torch.bool)
+    chosen[order[: len(found) // 8]] = True
     return chosen
 
 
