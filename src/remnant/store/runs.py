@@ -1,0 +1,280 @@
+"""A run's directory: opened, resumed, found again, finished; believed only where hashes agree.
+
+Every file is written beside its place and moved there, so a kill leaves the old file or the new
+one. `run.json` says what the run is from the start and that it is finished at the very end. It
+holds the hash of every file of the run, and one of itself: of a finished run as it was finished, of
+an unfinished one before the file is moved to its place. The hashes are no signature: they show what
+was torn or edited, not what somebody forged with care.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from remnant.errors import StoreError, expected
+from remnant.store.files import (
+    TEMPORARY,
+    Lock,
+    check_writable,
+    make_private,
+    plain_name,
+    remove_scraps,
+    take_lock,
+    write_whole,
+)
+from remnant.store.hashing import canonical, hash_file, spec_hash, versions
+
+RUN_SCHEMA = "remnant.run/1"
+RUN_FILE = "run.json"
+ELSEWHERE = "choose another --out or remove it"
+STATE = "state-"
+DIGEST = "digest"  # the hash of all else in run.json
+WRITTEN = "written"  # in an unfinished run: the hashes that a file may have, by its name
+REDRAWN = "report.html"  # `remnant report` may draw it again, and no command reads it
+# What an interrupted run goes on from: made again where it is not what the run wrote.
+RESUMED = (f"{STATE}*.safetensors", "candidates*.safetensors", "control-*.json", "rows.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run's directory and what its `run.json` said when it was opened."""
+
+    path: Path
+    spec: Mapping[str, Any]
+    spec_hash: str
+    finished: bool
+    record: Mapping[str, Any]
+    lock: Lock | None = field(default=None, compare=False, repr=False)  # held by whoever may write
+
+
+def open_run(directory: str | Path, spec: Mapping[str, Any]) -> Run:
+    """Make, resume or find again the run of `spec` in `directory`, before any work is done.
+
+    A finished run of the same spec comes back with `finished` true, an unfinished one to be gone
+    on with. Anything else that is in the way, or cannot be written, is a StoreError; so is a run
+    that another process is at.
+    """
+    path = Path(directory)
+    wanted = json.loads(canonical(dict(spec)))
+    make_private(path)
+    try:
+        lock = take_lock(path)
+    except StoreError:
+        there = _found(path, wanted)
+        if there is not None and there.finished:  # to be read, which needs no lock
+            return there
+        raise
+    check_writable(path)
+    if lock.handle is not None:
+        remove_scraps(path)
+    run = _found(path, wanted)
+    if run is None:
+        if any(not p.name.startswith(TEMPORARY) for p in path.iterdir()):
+            got = "other files"
+            raise StoreError(expected(f"{path}", "a run or an empty directory", got, ELSEWHERE))
+        run = _begun(path, wanted)
+    if run.finished:
+        lock.release()
+        return run
+    _drop_strange(run)
+    return Run(**{**vars(run), "lock": lock})
+
+
+def _found(path: Path, wanted: Mapping[str, Any]) -> Run | None:
+    """The run that is there, None if there is none; one of another spec is an error."""
+    if not (path / RUN_FILE).exists():
+        return None
+    run = read_run(path)
+    if run.spec_hash != spec_hash(wanted):
+        differ = "; ".join(_differences(run.spec, wanted)[:5])
+        got = f"another ({differ})"
+        raise StoreError(expected(f"{path}", "a run of this spec", got, ELSEWHERE))
+    return run
+
+
+def _begun(path: Path, spec: dict[str, Any]) -> Run:
+    record = {
+        "schema": RUN_SCHEMA,
+        "finished": False,
+        "spec": spec,
+        "spec_hash": spec_hash(spec),
+        "versions": versions(),
+    }
+    _write_record(path, record)
+    return read_run(path)
+
+
+def read_run(directory: str | Path, *, verify: bool = True) -> Run:
+    """The run in `directory`, to read. Finished only while every file it listed is there.
+
+    A finished run of which a file is not what was written is a StoreError. `verify` is False for
+    who believes nothing of it: to remove it.
+    """
+    path = Path(directory)
+    record = _read_record(path)
+    files = record.get("files", {})
+    there = all((path / name).is_file() for name in files)
+    finished = record.get("finished") is True and there
+    if finished and verify:
+        for name, digest in files.items():
+            if name != REDRAWN and hash_file(path / plain_name(name)) != digest:
+                raise StoreError(_altered(path / name))
+    return Run(
+        path=path,
+        spec=record["spec"],
+        spec_hash=record["spec_hash"],
+        finished=finished,
+        record=record,
+    )
+
+
+def finish(
+    run: Run,
+    *,
+    seeds: Mapping[str, int] | None = None,
+    hashes: Mapping[str, str] | None = None,
+    timings: Mapping[str, float] | None = None,
+) -> Run:
+    """Say in `run.json`, last of all, that the run is done, with the hash of every other file."""
+    scratch = (RUN_FILE, TEMPORARY, STATE)
+    kept = (p for p in sorted(run.path.iterdir()) if p.is_file() and not p.name.startswith(scratch))
+    record = {
+        "schema": RUN_SCHEMA,
+        "finished": True,
+        "spec": run.spec,
+        "spec_hash": run.spec_hash,
+        "seeds": dict(seeds or {}),
+        "versions": versions(),
+        "hashes": dict(hashes or {}),
+        "files": {p.name: hash_file(p) for p in kept},
+        "timings": dict(timings or {}),
+    }
+    _write_record(run.path, record)
+    for state in run.path.glob(f"{STATE}*"):
+        state.unlink()  # only an unfinished run is resumed
+    if run.lock is not None:
+        run.lock.release()
+    return read_run(run.path)
+
+
+def discard(run: Run) -> None:
+    """Take back a run that has written nothing but its own `run.json`."""
+    if not run.finished and [p.name for p in run.path.iterdir()] == [RUN_FILE]:
+        (run.path / RUN_FILE).unlink()
+        run.path.rmdir()
+
+
+def promise(run: Run, name: str, digest: str) -> None:
+    """Note in `run.json` the hash that a file is about to have.
+
+    The hash of the file that is there stays beside it: a kill leaves either of the two.
+    """
+    path = run.path / plain_name(name)
+    record = _read_record(run.path)
+    there = hash_file(path) if path.is_file() else None
+    before = [old for old in _hashes(record, name) if old == there and old != digest]
+    written = {**record.get(WRITTEN, {}), name: [*before, digest]}
+    _write_record(run.path, {**record, WRITTEN: written})
+
+
+def check_listed(run: Run, name: str) -> None:
+    """A finished run is known by its files alone: what lies beside them is not believed."""
+    if run.finished and name not in run.record.get("files", {}):
+        raise StoreError(_altered(run.path / name))
+
+
+def as_json(name: str, value: Any) -> bytes:
+    """Two-space JSON. NaN, infinity and what JSON does not know are refused."""
+    try:
+        return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(expected(name, "JSON values, finite numbers", error)) from None
+
+
+def parse(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError(expected(f"{path.parent}", f"a run with {path.name}", "none")) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(expected(f"{path}", "JSON", f"a fault ({error})", ELSEWHERE)) from None
+
+
+def _drop_strange(run: Run) -> None:
+    """Before an unfinished run is gone on with: away with results that it did not write.
+
+    States say themselves whose they are (`contents.save_state`); all else is in `run.json`.
+    """
+    from remnant.store.contents import is_own_state
+
+    for path in sorted(run.path.iterdir()):
+        allowed = _hashes(run.record, path.name)
+        if not path.is_file() or (allowed and hash_file(path) in allowed):
+            continue
+        if any(fnmatchcase(path.name, pattern) for pattern in RESUMED):
+            if not is_own_state(run, path.name):
+                path.unlink()
+        elif allowed and path.name != REDRAWN:
+            raise StoreError(_altered(path))
+
+
+def _hashes(record: Mapping[str, Any], name: str) -> list[str]:
+    """Those that a file of this name may have."""
+    finished = record.get("files", {}).get(name)  # of a run that lost another file since
+    return [*record.get(WRITTEN, {}).get(name, []), *([finished] if finished else [])]
+
+
+def _altered(path: Path) -> str:
+    do = f"do not rely on it; remove {path.parent} and run it again, or choose another --out"
+    return expected(f"{path}", "the file that the run wrote", "another", do)
+
+
+def _write_record(path: Path, record: Mapping[str, Any]) -> None:
+    bare = {name: value for name, value in record.items() if name != DIGEST}
+    write_whole(path, RUN_FILE, as_json(RUN_FILE, {**bare, DIGEST: spec_hash(bare)}))
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """What `run.json` says, if it is what was written."""
+    record = parse(path / RUN_FILE)
+    if not isinstance(record, dict) or record.get("schema") != RUN_SCHEMA:
+        got = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise StoreError(expected(f"{path / RUN_FILE}: schema", RUN_SCHEMA, got, ELSEWHERE))
+    bare = {name: value for name, value in record.items() if name != DIGEST}
+    spec = record.get("spec")
+    right = isinstance(spec, dict) and record.get("spec_hash") == spec_hash(spec)
+    if not right or record.get(DIGEST) != spec_hash(bare):
+        do = f"it was altered, or is of an earlier version; {ELSEWHERE}"
+        raise StoreError(expected(f"{path / RUN_FILE}", "a run and its hash", "others", do))
+    return record
+
+
+def _differences(there: Any, here: Any, at: str = "") -> list[str]:
+    """Where two JSON values differ, as `a.b: 1 there, 2 here`."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        return [line for key in sorted({*there, *here}) for line in _at_key(there, here, key, at)]
+    return (
+        []
+        if canonical(there) == canonical(here)
+        else [f"{at}: {_short(there)} there, {_short(here)} here"]
+    )
+
+
+def _at_key(there: dict[str, Any], here: dict[str, Any], key: str, at: str) -> Iterator[str]:
+    name = f"{at}.{key}" if at else key
+    if key not in there:
+        yield f"{name}: nothing there, {_short(here[key])} here"
+    elif key not in here:
+        yield f"{name}: {_short(there[key])} there, nothing here"
+    else:
+        yield from _differences(there[key], here[key], name)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
