@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+LONGEST = 480  # letters of a message: a few lines of a terminal, whatever a file put into it
+GOT = 60  # letters of a value that is shown: enough to know it by
+
 
 class RemnantError(Exception):
     """Base of every error that a user can cause and mend. The command exits with 2 on it.
 
-    The message stays one line whatever a user's file or flag put into it.
+    The message stays one line, printable and short whatever a user's file or flag put into it.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+        super().__init__(cut(printable(cut(message, 2 * LONGEST)), LONGEST))
 
 
 class InputError(RemnantError):
@@ -30,6 +35,47 @@ class StoreError(RemnantError):
 
 
 def expected(what: str, wanted: object, got: object, do: str = "") -> str:
-    """The house sentence: `what: expected wanted, got got; do`."""
-    sentence = f"{what}: expected {wanted}, got {got}"
-    return f"{sentence}; {do}" if do else sentence
+    """The house sentence: `what: expected wanted, got got; do`.
+
+    If it would be too long each of its parts is cut, so that all of them can still be read.
+    """
+    parts = [text_of(part) for part in (what, wanted, got, do)]
+    if sum(map(len, parts)) > LONGEST - 30:
+        parts = [cut(part, LONGEST // 4 - 10) for part in parts]
+    sentence = f"{parts[0]}: expected {parts[1]}, got {parts[2]}"
+    return f"{sentence}; {parts[3]}" if parts[3] else sentence
+
+
+def text_of(value: object) -> str:
+    """`str` of anything: a whole number too long to be written out in time is told by its size."""
+    try:
+        return str(value)
+    except ValueError:  # Python's limit on the digits of an int, alone or inside a list
+        return _sized(value)
+
+
+def brief(value: Any) -> str:
+    """`repr` of a value that came from a file or a flag, cut so that it can be shown."""
+    try:
+        return cut(repr(value), GOT)
+    except (ValueError, RecursionError):
+        return _sized(value)
+
+
+def _sized(value: object) -> str:
+    if isinstance(value, int):
+        return f"a whole number of {value.bit_length()} bits"
+    return f"a {type(value).__name__} with a whole number of thousands of digits"
+
+
+def printable(text: str) -> str:
+    """Line breaks, escape sequences and other control characters made visible."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def cut(text: str, most: int) -> str:
+    """At most so many letters: the beginning, which is longer, and the end."""
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - tail - 5]} ... {text[-tail:]}"

@@ -19,12 +19,14 @@ from pydantic import (
     model_validator,
 )
 
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, brief, cut, expected
 from remnant.scoring.score import THRESHOLD
 
 LARGEST = 2**20  # bytes of a spec; anything larger is not one
 AttackName = Literal["ntk", "gradient", "kkt", "informed", "glm"]
 DEEPEST = 20  # levels of lists and mappings; a spec has three
+MOST = 20_000  # values in a spec: as many ids as a user lists; more take the parser seconds
+TEXT = 4096  # letters of one value: the longest path that Linux takes
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -49,7 +51,7 @@ def numbers(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, Field(min_length=1, max_length=4096)]
+Text = Annotated[str, Field(min_length=1, max_length=TEXT)]
 Numbers = Annotated[Text, BeforeValidator(numbers)]
 
 
@@ -117,7 +119,7 @@ class AuditSpec(BaseModel):
 
 def read_spec(path: Path) -> AuditSpec:
     """The spec in a YAML file. Paths in it are relative to its folder."""
-    values = _yaml(path)
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
     folder = path.parent
@@ -171,9 +173,7 @@ def _faults(error: ValidationError) -> list[str]:
 def _fault(fault: Any, place: str) -> str:
     if fault["type"] == "missing":
         return f"{place}: expected a value, got none"
-    got = repr(fault["input"])
-    short = got if len(got) <= 60 else got[:57] + "..."
-    return f"{place}: expected {_wanted(fault['msg'])}, got {short}"
+    return f"{cut(place, 100)}: expected {_wanted(fault['msg'])}, got {brief(fault['input'])}"
 
 
 def _wanted(message: str) -> str:
@@ -183,18 +183,46 @@ def _wanted(message: str) -> str:
 
 
 def _check_plain(path: Path, text: str) -> None:
-    """No aliases, which can stand for any size, and no depths, which take the parser minutes."""
+    """Before values are made: no tags, which name types; no aliases, which can stand for any size;
+    no depths, lengths and numbers of values that take the parser long."""
     depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
+    for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             raise InputError(expected(f"{path}", "plain YAML", "an alias", "write the value out"))
+        if getattr(event, "tag", None) is not None:
+            do = "write the value alone"
+            raise InputError(expected(f"{path}", "YAML without tags", brief(event.tag), do))
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise InputError(expected(f"{path}", "plain YAML", f"more than {DEEPEST} levels"))
+        got = (
+            f"more than {DEEPEST} levels" if depth > DEEPEST
+            else f"more than {MOST} values" if count > MOST
+            else f"a value of more than {TEXT} letters"
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > TEXT
+            else ""
+        )  # fmt: skip
+        if got:
+            raise InputError(expected(f"{path}", "plain YAML", got))
 
 
-def _yaml(path: Path) -> Any:
+def _check_values(path: Path, value: Any, place: str = "") -> None:
+    """Only what JSON has as well, and whole numbers that a computer counts with."""
+    where = f"{path}: {cut(place, 100)}" if place else f"{path}"
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InputError(expected(where, "names as keys", "something else"))
+            _check_values(path, inner, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_values(path, inner, place)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise InputError(expected(where, "whole numbers below 2**63", brief(value)))
+    elif not isinstance(value, str | int | float | None):
+        raise InputError(expected(where, "texts and numbers", f"a {type(value).__name__}"))
+
+
+def read_yaml(path: Path) -> Any:
     try:
         if path.exists() and not path.is_file():
             raise InputError(expected(f"{path}", "a file", "a folder, a device or a pipe"))
@@ -204,12 +232,14 @@ def _yaml(path: Path) -> Any:
             raise InputError(expected(f"{path}", f"at most {LARGEST} bytes", "more"))
         text = raw.decode("utf-8")
         _check_plain(path, text)
-        return yaml.safe_load(text)
+        values = yaml.safe_load(text)
+        _check_values(path, values)
+        return values
     except OSError as error:
         raise InputError(expected(f"{path}", "a file", error.strerror)) from None
     except UnicodeDecodeError:
         raise InputError(expected(f"{path}", "UTF-8 text", "other bytes")) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         got = f"a fault at line {mark.line + 1}" if mark else "a fault"
         raise InputError(expected(f"{path}", "YAML", got)) from None

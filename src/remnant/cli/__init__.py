@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from remnant.cli.common import BAD_INPUT, DONE, INTERRUPTED
-from remnant.errors import InputError, RemnantError
+from remnant.cli.common import BAD_INPUT, DONE, INTERRUPTED, TERMINATED
+from remnant.errors import LONGEST, InputError, RemnantError, cut, printable, text_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,30 +58,93 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Errors that a user can mend are one line on stderr."""
+    """Run one verb; returns the exit code. Whatever goes wrong is one line on stderr.
+
+    Nothing but a verb that ended decides that the code is 0: a gate must not open by accident.
+    """
+    given = argparse.Namespace()
+    with _private_files(), _ended_by_sigterm():
+        try:
+            words = sys.argv[1:] if arguments is None else arguments
+            # --help and --version leave from here by SystemExit; nobody else's code has run yet.
+            given = parser().parse_args(words)
+            given.command = shlex.join(["remnant", *words])
+            code: int = _run(given)
+            sys.stdout.flush()  # a full disk or a reader that left is told now, not after the code
+            return code
+        except RemnantError as error:
+            return _say(str(error))
+        except _Terminated:
+            _say("terminated; the same command goes on from here")
+            return TERMINATED
+        except KeyboardInterrupt:
+            _say("interrupted; the same command goes on from here")
+            return INTERRUPTED
+        except BrokenPipeError:
+            # Whoever read our output has left; do not complain while closing it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BAD_INPUT if getattr(given, "gate", False) else DONE
+        except Exception as error:
+            return _say(_fault(error))
+
+
+def _run(given: argparse.Namespace) -> int:
     try:
-        given = parser().parse_args(arguments)
-        words = sys.argv[1:] if arguments is None else arguments
-        given.command = shlex.join(["remnant", *words])
         code: int = given.run(given)
         return code
-    except RemnantError as error:
-        _say(str(error))
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has left; do not complain while closing it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except MemoryError:
-        _say("out of memory: expected room for the model's layers; use a smaller width or model")
-        return BAD_INPUT
+    except (SystemExit, GeneratorExit):  # a user's model may not choose our exit code
+        raise InputError("expected a verb to end by itself, got a call of sys.exit in it") from None
 
 
-def _say(message: str) -> None:
-    print(f"remnant: {' '.join(message.split())}", file=sys.stderr)
+def _fault(error: Exception) -> str:
+    """What nobody foresaw, in a line; the traceback is for who asks for it."""
+    if os.environ.get("REMNANT_DEBUG"):
+        traceback.print_exc()
+    words = text_of(error)
+    if isinstance(error, MemoryError) or "allocate memory" in words:
+        return "out of memory: expected room for what was asked; use a smaller model or fewer of it"
+    if isinstance(error, OSError) and error.strerror:
+        at = "" if error.filename is None else f"{cut(text_of(error.filename), 120)}: "
+        return f"{at}{error.strerror.lower()}"
+    said = f"{type(error).__name__}: {' '.join(cut(words, 400).split())}"
+    do = "this should not happen; REMNANT_DEBUG=1 shows where it did"
+    return f"internal fault: {cut(said, 300)}; {do}"
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: the same orderly end as Ctrl-C, by which workers and half-written files go too."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    def end(number: int, frame: object) -> NoReturn:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may hear signals
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """All that a command makes, parents and databases too, is its owner's alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _say(message: str) -> int:
+    line = printable(cut(" ".join(message.split()), LONGEST))
+    with suppress(OSError, ValueError):  # nobody hears it; the code says it
+        print(f"remnant: {cut(line, LONGEST)}", file=sys.stderr, flush=True)
+    return BAD_INPUT
 
 
 def _version() -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDE = 1000  # columns on a pipe or in a file; rows are not padded to it
 SOON, EVERY = 2.0, 30.0  # seconds before a task gets a line where no terminal is, and between
-DONE, BAD_INPUT, INTERRUPTED = 0, 2, 130  # exit codes
+DONE, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 2, 130, 143  # exit codes
 
 
 def add_verb(verbs: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:

@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read(path: Path) -> dict[str, Any]:
     """The fields of the file. Files beside it are found wherever the command runs."""
-    from remnant.auditing.spec import _yaml
+    from remnant.auditing.spec import read_yaml
 
-    values = _yaml(path)
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(expected(f"{path}", "fields such as weights: and seed:", "something else"))
     for key in PATHS:
