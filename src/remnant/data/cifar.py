@@ -6,31 +6,23 @@ with its fine labels. A single file (`test_batch.bin`, say) can be named instead
 
 from __future__ import annotations
 
-import io
-import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from remnant.data.reading import (
-    RATIO,
-    SMALL,
-    Array,
-    check_size,
-    make_examples,
-    open_bytes,
-    reading,
-    unit,
-)
-from remnant.data.safe_pickle import read_batch
+from remnant.data.reading import RECORD, VALUE, Array, make_examples, open_bytes
+from remnant.data.safe_pickle import PIXELS, read_batch
 from remnant.errors import DataError, expected
 from remnant.types import Examples
+from remnant.untrusted import Budget, file_bytes, reading, shown
 
-PIXELS = 3 * 32 * 32
-ARCHIVE_LIMIT = 1024**3  # five times the real archives, unpacked
+BLOCK = 512  # bytes, of which a tar is made
+MEMBERS = 64  # of a tar; the published ones have 8 or 9
+# A byte of a batch, again when batches are joined, and its float; names, spread over the pixels.
+COST = 2 + VALUE + -(-RECORD // PIXELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,45 +73,67 @@ def cifar_file(path: Path) -> tuple[Layout, list[Path]] | None:
 
 def read_cifar_files(layout: Layout, files: list[Path], name: str, limit: int) -> Examples:
     """The records of unpacked batches."""
-    bodies = {}
+    budget, bodies = Budget(limit), {}
     for path in files:
-        with reading(path):
-            check_size(path, (len(files), path.stat().st_size), limit)
-            bodies[str(path)] = path.read_bytes()
+        bodies[str(path)] = file_bytes(path, budget)
+        budget.take(path, (COST - 1) * len(bodies[str(path)]))
     return _examples(layout, bodies, name)
 
 
 def read_cifar_archive(path: Path, name: str, limit: int) -> Examples:
-    """The records of a tar, packed or not. Nothing is written to disk.
-
-    The tar is unpacked in memory and bounded first, since tarfile trusts the sizes that it reads.
-    """
+    """The records of a tar, packed or not. Nothing is written to disk."""
+    budget, bodies = Budget(limit), {}
+    budget.add_file(path)
     with reading(path), open_bytes(path) as packed:
-        most = min(limit, ARCHIVE_LIMIT, max(SMALL, RATIO * path.stat().st_size))
-        body = packed.read(most + 1)
-        if len(body) > most:
-            raise DataError(expected(f"{path}: unpacked", f"at most {most} bytes", "more"))
-        with tarfile.open(fileobj=io.BytesIO(body), mode="r:") as tar:
-            members = {m.name.removeprefix("./"): m for m in islice(tar, 64)}  # real: 8 or 9
-            for layout in LAYOUTS:
-                for root in (f"{layout.folder}/", ""):
-                    names = [root + f for f in layout.train if root + f in members]
-                    if names:
-                        bodies = {f"{path}: {m}": _member(tar, members[m], path) for m in names}
-                        check_size(path, (sum(map(len, bodies.values())),), limit)
-                        return _examples(layout, bodies, name)
+        for member, size, kind in _members(packed, budget):
+            if member.removeprefix("./") in _TRAINING:
+                what = f"{path}: {shown(member)[1:-1]}"
+                if kind not in "0\0":
+                    raise DataError(expected(what, "a regular file", "a link or a device"))
+                budget.take(what, COST * size)
+                body = packed.read(size)
+                if len(body) != size:
+                    raise DataError(expected(what, f"{size} bytes", len(body)))
+                bodies[member.removeprefix("./")] = body
+    for layout in LAYOUTS:
+        for root in (f"{layout.folder}/", ""):
+            held = {f"{path}: {f}": bodies[root + f] for f in layout.train if root + f in bodies}
+            if held:
+                return _examples(layout, held, name)
     do = "is it cifar-10-binary.tar.gz or one of its three relatives?"
     raise DataError(expected(f"{path}: members", "CIFAR batches", "none", do))
 
 
-def _member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
-    file = tar.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
-    if file is None:
-        raise DataError(expected(f"{path}: {member.name}", "a regular file", "a link or a device"))
-    body = file.read()
-    if len(body) != member.size:
-        raise DataError(expected(f"{path}: {member.name}", f"{member.size} bytes", len(body)))
-    return body
+_TRAINING = {root + f for x in LAYOUTS for root in (f"{x.folder}/", "") for f in x.train}
+
+
+def _members(packed: IO[bytes], budget: Budget) -> Iterator[tuple[str, int, str]]:
+    """Name, size and type of each member; its content is next in `packed`, to be read or not.
+
+    Headers are read by hand: tarfile believes extensions by which a member may have any size.
+    """
+    at = 0
+    for _ in range(MEMBERS):
+        packed.seek(at)
+        header = packed.read(BLOCK)
+        if at and not header.strip(b"\0"):
+            break
+        summed = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+        size, name = _octal(header[124:136]), header[:100].split(b"\0")[0]
+        if len(header) < BLOCK or summed != _octal(header[148:156]) or size < 0:
+            raise ValueError("no header of a tar where one belongs")
+        if header[257:262] == b"ustar" and header[345]:
+            name = header[345:500].split(b"\0")[0] + b"/" + name
+        yield name.decode("utf-8", "replace").rstrip("/"), size, chr(header[156])
+        at += BLOCK + -(-size // BLOCK) * BLOCK
+        budget.take("unpacked", BLOCK + size)
+    while rest := packed.read(2**20):  # gzip compares its checksum at the end
+        budget.take("unpacked", len(rest))
+
+
+def _octal(field: bytes) -> int:
+    """A number in a header; 0 where it has none."""
+    return int(field.strip(b" \0") or b"0", 8)
 
 
 def _examples(layout: Layout, bodies: Mapping[str, bytes], name: str) -> Examples:
@@ -127,7 +141,7 @@ def _examples(layout: Layout, bodies: Mapping[str, bytes], name: str) -> Example
     batches = [read(layout, body, what) for what, body in bodies.items()]
     pixels = np.concatenate([batch[0] for batch in batches])
     labels = np.concatenate([batch[1] for batch in batches])
-    return make_examples(unit(pixels.reshape(-1, 3, 32, 32)), labels, name=name, bounds=(0.0, 1.0))
+    return make_examples(pixels.reshape(-1, 3, 32, 32), labels, name=name, bounds=(0.0, 1.0))
 
 
 def _binary(layout: Layout, body: bytes, what: str) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ are 8-bit and of one size; they are greyscale if all are, else RGB (transparency
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from remnant.data.reading import check_size, make_examples, reading, unit
+from remnant.data.reading import RECORD, VALUE, make_examples
 from remnant.errors import DataError, expected
 from remnant.progress import task
 from remnant.types import Examples
+from remnant.untrusted import Budget, reading
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")  # the only decoders that a file may reach
@@ -29,9 +31,10 @@ def read_folder(folder: Path, name: str, limit: int) -> Examples:
     """The pictures of a folder, one class a subfolder."""
     with reading(folder):
         files, labels = _files(folder)
-    (width, height), mode = _common(files)
+    budget = Budget(limit)
+    (width, height), mode = _common(files, budget)
     shape = (len(files), 1 if mode == "L" else 3, height, width)
-    check_size(folder, shape, limit)
+    budget.take(folder, math.prod(shape) * (1 + VALUE) + RECORD * len(files))
     pixels = np.empty(shape, dtype=np.uint8)
     with task("reading pictures", total=len(files)) as step:
         for row, path in zip(pixels, files, strict=True):
@@ -40,7 +43,7 @@ def read_folder(folder: Path, name: str, limit: int) -> Examples:
             row[:] = values.reshape(height, width, -1).transpose(2, 0, 1)
             step()
     ids = [path.relative_to(folder).as_posix() for path in files]
-    return make_examples(unit(pixels), np.array(labels), name=name, bounds=(0.0, 1.0), ids=ids)
+    return make_examples(pixels, np.array(labels), name=name, bounds=(0.0, 1.0), ids=ids)
 
 
 @contextmanager
@@ -73,9 +76,9 @@ def _files(folder: Path) -> tuple[list[Path], list[int]]:
     return [path for pictures in classes for path in pictures], labels
 
 
-def _common(files: list[Path]) -> tuple[tuple[int, int], str]:
+def _common(files: list[Path], budget: Budget) -> tuple[tuple[int, int], str]:
     """The size (width, height) that all share, and the mode that holds them all: L or RGB."""
-    headers = [_header(path) for path in files]
+    headers = [_header(path, budget) for path in files]
     for path, (size, mode) in zip(files, headers, strict=True):
         if size != headers[0][0]:
             want = f"{headers[0][0][0]} x {headers[0][0][1]} pixels as in {files[0].name}"
@@ -86,6 +89,7 @@ def _common(files: list[Path]) -> tuple[tuple[int, int], str]:
     return headers[0][0], "L" if {mode for _, mode in headers} <= GREY else "RGB"
 
 
-def _header(path: Path) -> tuple[tuple[int, int], str]:
+def _header(path: Path, budget: Budget) -> tuple[tuple[int, int], str]:
+    budget.add_file(path)
     with _picture(path) as image:
         return image.size, image.mode

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import (
-    Array,
-    check_packing,
-    check_size,
-    make_examples,
-    open_bytes,
-    reading,
-    unit,
-)
+from remnant.data.reading import RECORD, VALUE, Array, make_examples, open_bytes
 from remnant.errors import DataError, expected
 from remnant.types import Examples
+from remnant.untrusted import Budget, reading
 
 TRAIN = ("train-images-idx3-ubyte", "train-images.idx3-ubyte")
 
@@ -31,9 +24,10 @@ def idx_images(folder: Path) -> Path | None:
 
 def read_idx(path: Path, name: str, limit: int) -> Examples:
     """The images at `path` with the labels that lie beside them under the matching name."""
-    beside = _labels_beside(path)
-    images, labels = _read(path, 3, limit), _read(beside, 1, limit)
-    return make_examples(unit(images[:, None]), labels, name=name, bounds=(0.0, 1.0))
+    budget = Budget(limit)
+    labels = _read(_labels_beside(path), 1, budget)
+    images = _read(path, 3, budget)
+    return make_examples(images[:, None], labels, name=name, bounds=(0.0, 1.0))
 
 
 def _labels_beside(path: Path) -> Path:
@@ -48,17 +42,17 @@ def _labels_beside(path: Path) -> Path:
     return found
 
 
-def _read(path: Path, ndim: int, limit: int) -> Array:
+def _read(path: Path, ndim: int, budget: Budget) -> Array:
     """An idx array of bytes: magic 0, 0, 8, ndim; then the sizes, big-endian; then the values."""
+    budget.add_file(path)
     with reading(path), open_bytes(path) as file:
         header = file.read(4 + 4 * ndim)
         if header[:4] != bytes((0, 0, 8, ndim)):
             got = header[:4].hex() or "an empty file"
             raise DataError(expected(f"{path}: magic", f"0000080{ndim}", got, "is it an idx file?"))
         shape = struct.unpack(f">{ndim}I", header[4:])
-        check_size(path, shape, limit)
         size = math.prod(shape)
-        check_packing(path, size, path.stat().st_size)
+        budget.take(path, size * (1 + VALUE) + (RECORD * shape[0] if ndim == 3 else 0))
         body = file.read(size + 1)
     if len(body) != size:
         got = f"{len(body)} bytes" if len(body) < size else "more"

@@ -13,66 +13,45 @@ None for images that leave them and for tables. Integer labels are classes, floa
 
 from __future__ import annotations
 
-import math
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import (
-    Array,
-    Bounds,
-    check_packing,
-    check_size,
-    make_examples,
-    reading,
-    unit,
-)
+from remnant.data.reading import RECORD, VALUE, Array, Bounds, make_examples
 from remnant.errors import DataError, expected
 from remnant.types import Examples
-
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+from remnant.untrusted import Budget, archive_of, read_array, shown
 
 
 def read_npz(path: Path, name: str, limit: int) -> Examples:
     """The records of an npz archive; see the top of this file for what it may hold."""
-    with reading(path), zipfile.ZipFile(path) as archive:
+    budget = Budget(limit)
+    with archive_of(path, budget) as archive:
         held = {info.filename.removesuffix(".npy") for info in archive.infolist()}
         part = next((s for s in ("", "_train") if {f"x{s}", f"y{s}"} <= held), None)
         if part is None:
-            got = ", ".join(sorted(held)[:8]) or "nothing"
+            got = ", ".join(shown(key).strip("'") for key in sorted(held)[:8]) or "nothing"
             raise DataError(expected(f"{path}: arrays", "x and y, or x_train and y_train", got))
-        x = _array(archive, path, f"x{part}", limit)
-        y = _array(archive, path, f"y{part}", limit)
-        ids = _ids(_array(archive, path, f"id{part}", limit)) if f"id{part}" in held else None
-    if x.ndim < 2 or y.ndim < 1:
-        got = f"shapes {x.shape} and {y.shape}"
-        raise DataError(expected(f"{path}: x and y", "n x shape and n", got))
+        y = _array(archive, path, f"y{part}", budget)
+        if y.ndim:
+            budget.take(path, RECORD * len(y))
+        x = _array(archive, path, f"x{part}", budget)
+        if x.ndim < 2 or y.ndim < 1:
+            got = f"shapes {x.shape} and {y.shape}"
+            raise DataError(expected(f"{path}: x and y", "n x shape and n", got))
+        ids = None
+        if f"id{part}" in held:
+            ids = _ids(_array(archive, path, f"id{part}", budget, room=RECORD))
     inputs, bounds = _scaled(_channels_first(x), path)
     return make_examples(inputs, y, name=name, bounds=bounds, ids=ids)
 
 
-def _array(archive: zipfile.ZipFile, path: Path, key: str, limit: int) -> Array:
-    """One array, once its header alone has shown no objects and no more than `limit` bytes."""
-    info = archive.getinfo(f"{key}.npy")
-    what = f"{path}: {key}"
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
-        raise DataError(expected(what, "an array as np.savez writes it", "another packing"))
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        if version not in _HEADERS:
-            raise DataError(expected(what, "npy version 1 or 2", ".".join(map(str, version))))
-        shape, _, dtype = _HEADERS[version](member)
-    if dtype.hasobject:
-        do = "save it as plain numbers; objects would need pickle, which can run code"
-        raise DataError(expected(what, "numbers or text", "Python objects", do))
-    check_size(what, shape, limit, dtype.itemsize)
-    check_packing(what, math.prod(shape) * dtype.itemsize, info.compress_size)
-    with archive.open(info) as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
+def _array(
+    archive: zipfile.ZipFile, path: Path, key: str, budget: Budget, room: int = VALUE
+) -> Array:
+    with archive.open(f"{key}.npy") as member:
+        return read_array(member, f"{path}: {key}", budget, room=room)
 
 
 def _channels_first(x: Array) -> Array:
@@ -86,7 +65,7 @@ def _channels_first(x: Array) -> Array:
 def _scaled(x: Array, path: Path) -> tuple[Array, Bounds]:
     table = x.ndim == 2
     if x.dtype == np.uint8:
-        return unit(x), (0.0, 1.0)
+        return x, (0.0, 1.0)
     if x.dtype.kind == "f" or (table and x.dtype.kind in "iub"):
         inside = not table and x.size > 0 and bool(x.min() >= 0 and x.max() <= 1)
         return x, (0.0, 1.0) if inside else None

@@ -1,10 +1,9 @@
-"""What every reader shares: limits, one-line faults, and arrays made into Examples."""
+"""What every reader of data shares: limits, and arrays made into Examples."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -12,56 +11,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remnant.errors import DataError, RemnantError, expected
+from remnant.errors import DataError, expected
 from remnant.types import Examples
+from remnant.untrusted import shown
 
-RATIO, SMALL = 100, 64 * 1024**2
-"""Records are hardly packed more than 100 to 1; what unpacks to less than 64 MB does no harm."""
 LIMIT = 4 * 1024**3
-"""The most bytes that one dataset may fill once it is in memory as float32."""
-
+"""The most bytes that reading one dataset may take in memory."""
+VALUE = 8
+"""Bytes for each number besides its own: the float that it becomes, and again while checked."""
+RECORD = 256
+"""Bytes for each record besides its numbers: its name, as text, in a tuple and in a set."""
 LONGEST_ID = 512
 Array = NDArray[Any]
 Bounds = tuple[float, float] | None
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn any fault of the bytes at `path` into one line.
-
-    The standard readers raise nearly every kind of error on broken or hostile bytes, hence the wide
-    net; the fault itself stays attached as the cause.
-    """
-    try:
-        yield
-    except RemnantError:
-        raise
-    except Exception as error:
-        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        said = " ".join(what.split())[:160] or type(error).__name__
-        do = "is it cut short or of another kind?"
-        raise DataError(expected(str(path), "a whole file", f"a fault ({said})", do)) from error
-
-
-def check_size(what: object, shape: Sequence[int], limit: int, itemsize: int = 1) -> None:
-    """Refuse a declared array before a byte of it is read: small files can declare huge ones."""
-    size = max(itemsize, 4)  # inputs become float32
-    for length in shape:
-        if length < 0:
-            raise DataError(expected(f"{what}: shape", "sizes of at least 0", tuple(shape)))
-        size *= length
-    if size > limit:
-        got = f"{size / 1024**3:.3g} GB declared for {tuple(shape)}"
-        do = "take fewer records, or raise limit"
-        raise DataError(expected(str(what), f"at most {limit / 1024**3:.3g} GB", got, do))
-
-
-def check_packing(what: object, size: int, packed: int) -> None:
-    """Refuse a packed array before it is unpacked: a megabyte can unpack to a gigabyte of zeros."""
-    if size > SMALL and size > RATIO * packed:
-        got = f"{size / 1024**2:.0f} MB out of {packed / 1024**2:.2g} MB"
-        do = "save it unpacked if it is right"
-        raise DataError(expected(str(what), f"at most {RATIO} to 1 of packing", got, do))
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -76,18 +38,16 @@ def make_examples(
 ) -> Examples:
     """Examples of float32 inputs; ids count the position in the source where none are given.
 
-    Integer labels are classes 0, 1, ...; float labels are regression targets. Tables of doubles
-    stay doubles: attacks on linear models need every digit.
+    Bytes are 0..255 and become 0..1. Integer labels are classes 0, 1, ...; float labels are
+    regression targets. Tables of doubles stay doubles: attacks on linear models need every digit.
     """
     n = len(inputs)
     if n < 1 or inputs[0].size < 1:
         raise DataError(expected(f"{name}: records", "at least 1", f"shape {inputs.shape}"))
     if len(labels) != n:
         raise DataError(expected(f"{name}: labels", f"{n}, one a record", len(labels)))
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-        values = np.ascontiguousarray(inputs, dtype=_precision(inputs))
-        finite = np.isfinite(values.astype(np.float32, copy=False)).all()  # models are float32
-    if not finite:
+    values = _values(inputs)
+    if not bool(torch.isfinite(values.float()).all()):  # models are float32
         got = "NaN or infinity"
         raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
     names = tuple(ids) if ids is not None else tuple(f"{name}-{i:05d}" for i in range(n))
@@ -97,12 +57,24 @@ def make_examples(
         got = f"{len(names)}, of which {len(set(names))} differ"
         raise DataError(expected(f"{name}: record ids", f"{n} different ones", got))
     return Examples(
-        inputs=torch.from_numpy(values),
-        labels=torch.from_numpy(_labels(labels, name, _precision(inputs))),
+        inputs=values,
+        labels=torch.from_numpy(_labels(labels, name, _precision(inputs))).clone(),
         ids=names,
         bounds=bounds,
         name=name,
     )
+
+
+def _values(inputs: Array) -> torch.Tensor:
+    """In memory of torch's own: sums come out in the same order, to the last bit, each time."""
+    precision = torch.float64 if _precision(inputs) is np.float64 else torch.float32
+    values = torch.empty(inputs.shape, dtype=precision)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused
+        if inputs.dtype == np.uint8:
+            np.divide(inputs, 255, out=values.numpy(), dtype=np.float32)
+        else:
+            np.copyto(values.numpy(), inputs, casting="unsafe")
+    return values
 
 
 def _check_id(given: str, name: str) -> None:
@@ -111,7 +83,7 @@ def _check_id(given: str, name: str) -> None:
     upward = path.startswith("/") or ".." in path.split("/")
     if not given or len(given) > LONGEST_ID or not given.isprintable() or upward:
         wanted = f"1 to {LONGEST_ID} printable characters, no path that leads upward"
-        raise DataError(expected(f"{name}: record ids", wanted, ascii(given[:40])))
+        raise DataError(expected(f"{name}: record ids", wanted, shown(given)))
 
 
 def _precision(inputs: Array) -> type[np.floating[Any]]:
@@ -136,8 +108,3 @@ def _labels(labels: Array, name: str, precision: type[np.floating[Any]]) -> Arra
         do = "number the classes from 0, or store real targets as floats"
         raise DataError(expected(f"{name}: labels", "classes 0, 1, ...", int(classes.min()), do))
     return classes
-
-
-def unit(pixels: Array) -> Array:
-    """Bytes 0..255 as float32 0..1."""
-    return np.divide(pixels, 255, dtype=np.float32)

@@ -14,6 +14,7 @@ from remnant.data.npz import read_npz
 from remnant.data.reading import LIMIT
 from remnant.errors import DataError, expected
 from remnant.types import Examples
+from remnant.untrusted import shown
 
 ENV = "REMNANT_DATA"
 TARS = (".tar.gz", ".tgz", ".tar")
@@ -50,9 +51,10 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
     found = next((path for path in places if _exists(path)), None)
     if found is None:
         wanted = f"a bundled name ({', '.join(BUNDLED)}), a file or a folder"
-        looked = ", ".join(map(str, places)) or "nowhere"
-        where = "" if data_dir or os.environ.get(ENV) else f"; set {ENV} to the data directory"
-        raise DataError(expected("data", wanted, repr(str(source)), f"looked at {looked}{where}"))
+        looked = ", ".join([*map(str, places[:1]), *(p.name for p in places[1:])]) or "nowhere"
+        root = data_dir or os.environ.get(ENV)
+        where = f" in {root}" if root else f"; set {ENV} to the data directory"
+        raise DataError(expected("data", wanted, shown(str(source)), f"looked at {looked}{where}"))
     return _read(found, limit)
 
 
