@@ -67,9 +67,17 @@ class Checkpoint:
         self.state: Any = None
         tensors = None if keeper is None else keeper.load(key)
         if tensors is not None:
-            draws, self.state = unpack(tensors)
-            if generator is not None:
-                generator.set_state(draws)
+            self._restore(tensors)
+
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """A state that does not fit is as good as none: the loop begins."""
+        try:
+            draws, state = unpack(tensors)
+            if self.generator is not None:
+                self.generator.set_state(draws)
+        except (LookupError, TypeError, ValueError, RuntimeError, RecursionError):
+            return
+        self.state = state
 
     def due(self) -> bool:
         """Whether a state is wanted now. When one is saved is all that the clock decides."""
@@ -123,7 +131,8 @@ def pack(tree: Any) -> dict[str, Tensor]:
         if is_dataclass(value):
             return plain({field.name: getattr(value, field.name) for field in fields(value)})
         if isinstance(value, nn.Module):
-            return plain([repr(value), value.state_dict()])
+            held = dict(value.named_parameters()) | dict(value.named_buffers())
+            return plain([repr(value), held])
         if isinstance(value, Mapping):
             return {"pairs": [[plain(key), plain(item)] for key, item in value.items()]}
         if isinstance(value, list | tuple):

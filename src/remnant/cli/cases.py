@@ -28,6 +28,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     from remnant.auditing.api import hash_examples
     from remnant.auditing.case import Case
     from remnant.data import load
+    from remnant.models.foreign import check_outputs
 
     truth = load(spec.data, data_dir=spec.data_dir)
     check_of: Callable[[Examples, str], None]
@@ -39,7 +40,9 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     else:
         settings = {"shape": spec.shape or _shape(truth), "bounds": spec.bounds or _bounds(truth)}
         target, hashes = read_target(argparse.Namespace(**{**spec.model_dump(), **settings}))
-        outputs = _outputs(target)
+        _fits(truth, target)
+        few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
+        outputs = check_outputs(target.model, few)[:1]
         loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
         check_of = partial(_check_labels, loss, outputs)
         truth, *rest = (
@@ -171,24 +174,6 @@ def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> 
         check_labels(loss, outputs.expand(len(examples), -1), examples.labels)
     except InputError as error:
         raise InputError(f"--{name}: {error}") from None
-
-
-def _outputs(target: Target) -> Tensor:
-    """The model's outputs for one input of zeros, 1 x c."""
-    import torch
-
-    parameter = next(target.model.parameters())
-    with torch.no_grad():
-        try:
-            outputs: Tensor = target.model.eval()(
-                torch.zeros(1, *target.input_shape, dtype=parameter.dtype)
-            )
-        except RuntimeError as error:
-            got = str(error).splitlines()[0]
-            raise InputError(
-                expected("--model", f"a model of inputs {target.input_shape}", got)
-            ) from None
-    return outputs if outputs.ndim > 1 else outputs.reshape(1, -1)
 
 
 def _loss_by(real: bool, outputs: int) -> str:

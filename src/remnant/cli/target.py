@@ -36,8 +36,11 @@ def add_held(parser: argparse.ArgumentParser) -> Any:
 
 def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     """The target that the flags describe, and hashes of all that was read."""
+    import torch
+
     from remnant.data import load
     from remnant.models import align, load_weights, read_weights
+    from remnant.models.foreign import check_outputs
     from remnant.types import Knowledge, Target
 
     if arguments.records is not None and arguments.records < 1:
@@ -54,6 +57,7 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     public = load(arguments.public, data_dir=arguments.data_dir) if arguments.public else None
     shape = read_shape(arguments.shape, public, shape)
     scaling = read_scaling(arguments.mean, arguments.std, public, shape)
+    check_outputs(model, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
     target = Target(
         model=model,
         input_shape=shape,

@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 def load_weights(model: nn.Module, weights: Weights, *, what: str = "weights") -> None:
     """Copy `weights` into the model's parameters and buffers; nothing changes on an error."""
     aligned = align(model, weights, what=what)
-    state = model.state_dict()
+    state = state_of(model)
     for name, value in model.named_buffers():
         if name in state and name not in aligned and value.is_floating_point():
             do = "save the whole state dict, buffers too"
@@ -38,7 +38,7 @@ def align(model: nn.Module, weights: Weights, *, what: str = "weights") -> dict[
     wanted: Shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     # Buffers, and second names of tied parameters.
     others: Shapes = {
-        name: tuple(b.shape) for name, b in model.state_dict().items() if name not in wanted
+        name: tuple(b.shape) for name, b in state_of(model).items() if name not in wanted
     }
     here, there = _bare([*wanted, *others]), _bare(weights)
     held = {bare: name for name, bare in there.items()}
@@ -56,6 +56,21 @@ def align(model: nn.Module, weights: Weights, *, what: str = "weights") -> dict[
         if name in wanted and not weights[source[name]].is_floating_point():
             raise WeightsError(expected(f"{what}: {name}", "floats", weights[source[name]].dtype))
     return {name: weights[source[name]].detach() for name in [*wanted, *others] if name in source}
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, tied ones under each.
+
+    As `state_dict` has them, which a user's module may have replaced by anything.
+    """
+    state: dict[str, Tensor] = {}
+    for at, module in model.named_modules(remove_duplicate=False):
+        passing = module._non_persistent_buffers_set
+        held = {**module._parameters, **module._buffers}
+        for name, value in held.items():
+            if value is not None and name not in passing:
+                state[f"{at}.{name}" if at else name] = value.detach()
+    return state
 
 
 def infer_model(weights: Weights) -> str | None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from remnant.errors import InputError, expected
 from remnant.models.activations import activation
+from remnant.models.foreign import USER_MODULES, check_module, guarded
 from remnant.models.spec import Conv, Dense, ModelSpec, Pool, parse_model
 from remnant.models.unwrap import unwrapped
 
@@ -112,14 +113,9 @@ def _from_file(spec: ModelSpec, generator: torch.Generator) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(seed))
         factory = _factory(spec)
-        try:
+        with guarded(f"model {spec}: the factory failed"):
             model = factory()
-        except (Exception, SystemExit) as error:
-            raise InputError(f"model {spec}: the factory failed: {_brief(error)}") from error
-    if not isinstance(model, nn.Module):
-        got = f"a {type(model).__name__}"
-        raise InputError(expected(f"model {spec}", "a factory that returns an nn.Module", got))
-    return unwrapped(model)
+    return unwrapped(check_module(model, f"model {spec}"))
 
 
 def _factory(spec: ModelSpec) -> Callable[[], object]:
@@ -127,27 +123,23 @@ def _factory(spec: ModelSpec) -> Callable[[], object]:
     if not path.is_file():
         got = "a folder" if path.is_dir() else "no such file"
         raise InputError(expected(f"model {spec}", f"a Python file at {path}", got))
-    name = f"_remnant_user_{path.stem}"
+    name = f"{USER_MODULES}{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise InputError(expected(f"model {spec}", "a Python file", path.name))
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses in the file look their own module up here
     try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with guarded(f"model {spec}: importing the file failed"):
+            found.loader.exec_module(module)
+    except InputError:
         del sys.modules[name]
-        raise InputError(f"model {spec}: importing the file failed: {_brief(error)}") from error
-    factory = getattr(module, spec.factory, None)
+        raise
+    with guarded(f"model {spec}: reading {spec.factory} failed"):
+        factory = getattr(module, spec.factory, None)
     if not callable(factory):
         got = "no such name" if factory is None else f"a {type(factory).__name__}"
         wanted = f"a function {spec.factory} without arguments"
         raise InputError(expected(f"model {spec}", wanted, got))
     found_factory: Callable[[], object] = factory
     return found_factory
-
-
-def _brief(error: BaseException) -> str:
-    """An error's kind and the first line of its text."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

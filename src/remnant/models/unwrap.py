@@ -52,7 +52,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
     try:
         chain = _chain(copy.deepcopy(model).eval())
         same = chain is not None and _alike(model, chain)
-    except Exception:  # a user's forward may do, and raise, anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a user's forward may do, and raise, anything: it then stays as it is
         return model
     return chain.train(model.training) if same and chain is not None else model
 
