@@ -198,7 +198,7 @@ def test_what_is_not_a_readable_file_is_refused(tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(tmp_path), "read_bytes", denied)
+    monkeypatch.setattr(os, "open", denied)
     assert "cannot be read: Permission denied" in refused(tmp_path / "w.pt")
 
 
@@ -243,6 +243,84 @@ def test_a_large_file_is_judged_by_its_first_bytes(tmp_path, monkeypatch):
     for zipped in (True, False):
         torch.save({"a": torch.ones(3)}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
         same(read_weights(tmp_path / "w.pt"), {"a": torch.ones(3)})
+
+
+def test_a_flipped_bit_in_an_archive_is_noticed(tmp_path):
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.linspace(0, 1, 500), "b": torch.ones(300)}, path)
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        spans = [(m.header_offset, m.file_size) for m in archive.infolist() if m.file_size]
+    for start, size in spans:
+        end = whole.index(b"PK", start + 4)
+        flipped = bytearray(whole)
+        flipped[end - size // 2 - 40 if size > 100 else end - 1] ^= 1
+        path.write_bytes(flipped)
+        if bytes(flipped) != whole:
+            with zipfile.ZipFile(path) as archive:
+                changed = archive.testzip()
+            assert not changed or "a damaged or other file" in refused(path)
+
+
+def test_memory_is_torch_s_own_and_begins_where_sums_are_the_same(tmp_path):
+    state = {f"{i}.weight": torch.ones(i, 3) for i in range(1, 30)}
+    torch.save(state, tmp_path / "w.pt")
+    save_weights(tmp_path / "w.safetensors", state)
+    for name in ("w.pt", "w.safetensors"):
+        read = read_weights(tmp_path / name)
+        assert {value.data_ptr() % 64 for value in read.values()} == {0}
+        assert all(v.untyped_storage().nbytes() == v.numel() * 4 for v in read.values())
+
+
+def test_views_and_storages_without_end_are_refused(tmp_path):
+    """What a small file names again and again is counted each time."""
+    path = tmp_path / "w.pt"
+    base = torch.zeros(2**20)
+    torch.save({str(i): base[: 2**20 - i] for i in range(100)}, path)
+    assert "all tensors: expected at most" in refused(path)
+    torch.save({"tied": base, "again": base}, path)
+    same(read_weights(path), {"tied": base, "again": base})
+    wide = torch.zeros(1).expand(2**20)  # less than the file, yet not in it
+    torch.save({"base": base, **{str(i): wide for i in range(100)}}, path)
+    assert "all tensors: expected at most" in refused(path)
+
+
+def renamed(path, old, new):
+    """An archive by torch.save whose pickle has one text for another."""
+    with zipfile.ZipFile(path) as archive:
+        held = {m.filename: archive.read(m) for m in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, body in held.items():
+            archive.writestr(name, body.replace(old, new) if name.endswith(".pkl") else body)
+
+
+def test_a_storage_is_the_one_of_its_name_and_size(tmp_path):
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.ones(5), "b": torch.ones(5)}, path)
+    renamed(path, b"X\x01\0\0\x001", b"X\x01\0\0\x00A")
+    assert "storage 'A': expected 20 bytes, got 0" in refused(path)
+    torch.save({"a": torch.ones(5)}, path)
+    renamed(path, b"X\x03\0\0\0cpuq\x06K\x05", b"X\x03\0\0\0cpuq\x06K\x06")
+    assert "storage '0': expected 24 bytes, got 20" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"c__builtin__\nbytearray\nJ\0\0\0\x7f\x85R.",
+        b"ctorch\nFloatTensor\nJ\0\0\0\x7f\x85R.",
+        b"ctorch\nTensor\nJ\0\0\0\x7f\x85R.",
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch\nTensor\nctorch\nTensor\nK\x01\x85}tR.",
+        b"}(" + b")" + b"q\0h\0\x86" * 60 + b"K\x01u.",  # a key that takes forever to hash
+        b"ccollections\nOrderedDict\n](" + b")" + b"q\0h\0\x86" * 60 + b"K\x01\x86e\x85R.",
+    ],
+)
+def test_a_program_that_asks_for_too_much_is_not_begun(tmp_path, program):
+    path = tmp_path / "w.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("w/data.pkl", b"\x80\x02" + program)
+        archive.writestr("w/version", b"3\n")
+    refused(path)
 
 
 def test_a_packed_archive_is_not_unpacked(tmp_path):

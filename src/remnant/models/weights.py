@@ -8,7 +8,6 @@ import pickle
 import re
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,11 +16,14 @@ import torch
 from torch import Tensor
 
 from remnant.errors import WeightsError, expected
+from remnant.models.torch_files import SAVE, check_saved
 from remnant.types import Weights
+from remnant.untrusted import Budget, Foreign, check_file, file_bytes, reading, shown
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
-SAVE = "save model.state_dict()"
 LARGE = 2**26  # bytes; smaller files are read before they are judged
+LIMIT = 8 * 1024**3  # bytes of a file: the most parameters that a model here may have, as doubles
+SHARED = 8  # how often all of a file's numbers may be named; tied layers are named a few times
 _WRAPPERS = ("state_dict", "model_state_dict")  # Lightning; the PyTorch tutorials
 _PREFIXES = ("model.", "module.")  # a Lightning attribute; DataParallel
 
@@ -59,31 +61,35 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     suffix = source.suffix.lower()
     if suffix != ".safetensors" and suffix not in TORCH_SUFFIXES:
         wanted = "a .safetensors, .pt, .pth or .ckpt file"
-        raise WeightsError(expected(f"{source}", wanted, suffix or "no suffix"))
-    data = _bytes(source)
+        raise WeightsError(expected(f"{source}", wanted, shown(suffix)[1:-1] or "no suffix"))
+    budget = Budget(LIMIT, WeightsError)
+    data = _bytes(source, budget)
     held = _safetensors(source, data) if suffix == ".safetensors" else _torch(source, data)
     weights = _state_dict(source, held)
+    # Tied weights are stored once and named several times; views could be named without end.
+    shared = Budget(max(LARGE, SHARED * len(data)), WeightsError, len(data))
     for name, value in weights.items():
         _check(source, name, value, len(data))
+        shared.take(f"{source}: all tensors", value.numel() * value.element_size())
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in weights):
             weights = {name.removeprefix(prefix): value for name, value in weights.items()}
-    return {name: value.detach().contiguous() for name, value in weights.items()}
+    return {name: _own(value) for name, value in weights.items()}
 
 
-def _bytes(source: Path) -> bytes:
-    if source.is_dir():
-        raise WeightsError(expected(f"{source}", "a weights file", "a folder"))
-    if not source.exists():
-        raise WeightsError(expected(f"{source}", "a weights file", "no such file"))
-    if not source.is_file():
-        raise WeightsError(expected(f"{source}", "a weights file", "a device or a pipe"))
-    try:
-        with source.open("rb") as file:
-            _check_start(source, file.read(9), source.stat().st_size)
-        data = source.read_bytes()
-    except OSError as error:
-        raise WeightsError(f"{source}: cannot be read: {error.strerror}") from error
+def _own(value: Tensor) -> Tensor:
+    """In memory of torch's own, which begins at a multiple of 64 bytes.
+
+    Views of a file's bytes begin anywhere, and sums over them differ in the last bits with that.
+    """
+    return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _bytes(source: Path, budget: Budget) -> bytes:
+    size, _ = check_file(source, WeightsError)
+    with reading(source, WeightsError), source.open("rb") as file:
+        _check_start(source, file.read(9), size)
+    data = file_bytes(source, budget)
     if not data:
         raise WeightsError(expected(f"{source}", "weights", "an empty file", SAVE))
     return data
@@ -103,23 +109,11 @@ def _check_start(source: Path, start: bytes, size: int) -> None:
         raise WeightsError(expected(f"{source}", "weights", got, "copy or save it again"))
 
 
-def _check_archive(source: Path, data: bytes) -> None:
-    """torch.save packs nothing, so an archive holds no more than its own bytes."""
-    if not data.startswith(b"PK"):
-        return
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            raise WeightsError(expected(f"{source}", "a state dict", "TorchScript", SAVE))
-        if sum(member.file_size for member in archive.infolist()) > len(data):
-            got = "a packed archive, which may unpack to any size"
-            raise WeightsError(expected(f"{source}", "a file by torch.save", got, SAVE))
-
-
 def _safetensors(source: Path, data: bytes) -> object:
     try:
         return dict(sorted(safetensors.torch.load(data).items()))  # it comes back shuffled
     except Exception as error:  # whatever a broken file provokes, it is a broken file
-        fault = _first_line(error).removeprefix("Error while deserializing header: ")
+        fault = _first_line(error).removeprefix("Error while deserializing header: ")[:160]
         got = f"a damaged or other file ({fault})"
         raise WeightsError(
             expected(f"{source}", "safetensors", got, "copy or save it again")
@@ -130,13 +124,14 @@ def _torch(source: Path, data: bytes) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its advice on protocols is not the user's concern
-            _check_archive(source, data)
+            check_saved(source, data)
             return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except WeightsError:
         raise
-    except pickle.UnpicklingError as error:
+    except (Foreign, pickle.UnpicklingError) as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        got = f"a pickle with {named[1]}" if named else "another pickle"
+        name = str(error) if isinstance(error, Foreign) else named[1] if named else ""
+        got = f"a pickle with {shown(name)[1:-1]}" if name else "another pickle"
         got += ", refused because loading it could run code"
         raise WeightsError(expected(f"{source}", "a state dict", got, SAVE)) from error
     except Exception as error:  # whatever a broken file provokes, it is a broken file
@@ -156,19 +151,19 @@ def _state_dict(source: Path, held: object) -> dict[str, Tensor]:
         raise WeightsError(expected(f"{source}", "weights", "an empty state dict", SAVE))
     for name, value in held.items():
         if not isinstance(name, str) or not name.isprintable() or not isinstance(value, Tensor):
-            got = f"a {type(value).__name__} under {ascii(name)[:60]}"
+            got = f"a {type(value).__name__} under {shown(name)}"
             raise WeightsError(expected(f"{source}", "a state dict of tensors", got, SAVE))
     return dict(held)
 
 
 def _check(source: Path, name: str, value: Tensor, size: int) -> None:
-    what = f"{source}: {name}"
+    what = f"{source}: {name[:80]}"
     if value.layout != torch.strided or value.device.type != "cpu" or value.is_complex():
         got = f"{value.dtype}, {value.layout} on {value.device}"
         raise WeightsError(expected(what, "a dense tensor of real numbers", got))
     # A view of a few numbers can claim any shape: it would ask for memory when it is used.
-    if value.numel() * value.element_size() > size:
-        got = f"{tuple(value.shape)} from a file of {size} bytes"
+    if value.numel() * value.element_size() > size or value.ndim > 8:
+        got = f"{tuple(value.shape[:8])} from a file of {size} bytes"
         raise WeightsError(expected(what, "a tensor stored in full", got, SAVE))
     if value.is_floating_point():
         wide = value if value.element_size() > 1 else value.float()  # 8 bits have no isfinite

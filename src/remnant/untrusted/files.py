@@ -30,9 +30,9 @@ class Budget:
     gigabytes can only come from files that are large themselves.
     """
 
-    def __init__(self, limit: int, fault: Fault = DataError) -> None:
+    def __init__(self, limit: int, fault: Fault = DataError, stored: int = 0) -> None:
         self.limit, self.fault = limit, fault
-        self.stored = self.taken = 0
+        self.stored, self.taken = stored, 0
 
     def add_file(self, path: Path) -> int:
         """Count a file, which must be an ordinary one, on the side of what there is; its size."""

@@ -47,14 +47,22 @@ class Reference:
     key: Any
 
 
-def pickled(stream: IO[bytes], known: Callable[[str], bool], most: int) -> Any:
+def pickled(
+    stream: IO[bytes],
+    known: Callable[[str], bool],
+    most: int,
+    seen: list[Call | Reference] | None = None,
+) -> Any:
     """The value of one pickle; names that are not `known` are a `Foreign`.
 
     most: how many bytes there are; the memo has no more places than that.
+    seen: is given all calls and references, wherever they stand.
     """
     machine = _Machine(known, most)
     for opcode, argument, _ in pickletools.genops(stream):
         if opcode.name == "STOP":
+            if seen is not None:
+                seen.extend(machine.seen)
             return machine.pop()
         step = _STEPS.get(opcode.name)
         if step is None:
@@ -68,6 +76,7 @@ class _Machine:
         self.known, self.most, self.encoded = known, most, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.seen: list[Call | Reference] = []
 
     def pop(self) -> Any:
         value = self.stack.pop()
@@ -77,6 +86,10 @@ class _Machine:
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
+
+    def note(self, value: Call | Reference) -> None:
+        self.seen.append(value)
+        self.push(value)
 
     def since_mark(self) -> list[Any]:
         items: list[Any] = []
@@ -97,8 +110,10 @@ class _Machine:
     def call(self, function: Any, arguments: Any) -> None:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise ValueError("a call of no function")
-        encoding = function.name == ENCODE
-        self.push(self.encode(*arguments) if encoding else Call(function.name, arguments))
+        if function.name == ENCODE:
+            self.push(self.encode(*arguments))
+        else:
+            self.note(Call(function.name, arguments))
 
     def encode(self, text: Any, encoding: Any = None) -> bytes:
         """A text as bytes; a text that is kept could be encoded without end, so they count."""
@@ -192,7 +207,7 @@ _STEPS: dict[str, Step] = {
     "EMPTY_LIST": lambda m, a: m.push([]),
     "EMPTY_DICT": lambda m, a: m.push({}),
     "EMPTY_TUPLE": lambda m, a: m.push(()),
-    "EMPTY_SET": lambda m, a: m.push(Call("builtins.set", ())),
+    "EMPTY_SET": lambda m, a: m.note(Call("builtins.set", ())),
     "LIST": lambda m, a: _made(m, list),
     "TUPLE": lambda m, a: _made(m, tuple),
     "TUPLE1": _tuple(1),
@@ -209,5 +224,5 @@ _STEPS: dict[str, Step] = {
     "REDUCE": _reduce,
     "NEWOBJ": _reduce,
     "BUILD": lambda m, a: m.build(m.pop()),
-    "BINPERSID": lambda m, a: m.push(Reference(m.pop())),
+    "BINPERSID": lambda m, a: m.note(Reference(m.pop())),
 }
