@@ -92,8 +92,17 @@ def _run(given: argparse.Namespace) -> int:
     try:
         code: int = given.run(given)
         return code
-    except (SystemExit, GeneratorExit):  # a user's model may not choose our exit code
-        raise InputError("expected a verb to end by itself, got a call of sys.exit in it") from None
+    except (KeyboardInterrupt, RemnantError, BrokenPipeError, MemoryError):
+        raise
+    except BaseException as error:  # a user's model may not choose our exit code
+        from remnant.models.foreign import blamed
+
+        theirs = blamed(error)
+        if theirs is not None and os.environ.get("REMNANT_DEBUG"):
+            traceback.print_exc()
+        left = "expected a verb to end by itself, got a call of sys.exit in it"
+        ours = error if isinstance(error, Exception) else InputError(left)
+        raise theirs or ours from None
 
 
 def _fault(error: Exception) -> str:

@@ -32,21 +32,13 @@ def guarded(doing: str) -> Iterator[None]:
         raise InputError(f"{doing}: {_brief(error)}") from error
 
 
-@contextmanager
-def watched() -> Iterator[None]:
-    """Around a whole command, since solvers call a model from everywhere.
+def blamed(error: BaseException) -> InputError | None:
+    """The error as the user's, with the place in their code that it came out of; None if it is not.
 
-    What comes out of the user's code is an InputError that says where; a fault of ours stays one.
+    For whoever runs a whole command: solvers call a model from everywhere.
     """
-    try:
-        yield
-    except (KeyboardInterrupt, RemnantError):
-        raise
-    except BaseException as error:
-        where = _where(error)
-        if where is None and isinstance(error, Exception):
-            raise
-        raise InputError(f"model {where or 'code'}: it raised {_brief(error)}") from error
+    where = _where(error)
+    return None if where is None else InputError(f"model {where}: it raised {_brief(error)}")
 
 
 def check_module(model: object, what: str) -> nn.Module:
