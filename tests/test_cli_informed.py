@@ -57,7 +57,7 @@ def test_the_unknown_record_comes_back(folder, capsys):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1]", "fields of a recipe"),
+        ("[1]", "a JSON object"),
         ("{", "a JSON file"),
         ('{"name": "magic"}', "one of gradient-descent"),
         ('{"name": "sgd", "lr": -1, "epochs": 1, "batch_size": 4}', "lr: expected more than 0"),

@@ -76,7 +76,7 @@ def test_float32_coefficients_are_known_to_be_coarse(tmp_path):
         ({"scaling": {"mean": 0.0, "scale": 0.0}}, "scaling: std: expected positive numbers"),
         ({"classes": ["a", "b"]}, "classes of a linear model with 1 rows of coefficients"),
         ({"family": "logistic"}, "classes of a logistic model with 1 rows of coefficients"),
-        ({"solver": "lbfgs"}, "solver: expected an object, got str"),
+        ({"solver": "lbfgs"}, "solver: expected an object, got 'lbfgs'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said(tmp_path, change, text):
@@ -94,10 +94,10 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path, change, text):
     [
         ("a.pkl", b"x", "pickles are never read"),
         ("a.json", b"{", "expected a JSON file, got another"),
-        ("a.json", b"[1]", "expected a JSON object, got list"),
+        ("a.json", b"[1]", "expected a JSON object, got a list of 1"),
         ("a.json", b"\xff", "expected a JSON file"),
         ("a.json", b"{}", "expected family and coef, got no family and no coef"),
-        ("a.npz", b"no archive", "expected an npz archive"),
+        ("a.npz", b"no archive", "expected a whole file"),
     ],
 )
 def test_other_files_are_refused(tmp_path, name, data, text):
@@ -108,7 +108,7 @@ def test_other_files_are_refused(tmp_path, name, data, text):
 
 def test_objects_in_an_archive_are_never_loaded(tmp_path):
     np.savez(tmp_path / "a.npz", coef=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(WeightsError, match="save plain numbers"):
+    with pytest.raises(WeightsError, match="save it as plain numbers"):
         read_linear(tmp_path / "a.npz")
     with pytest.raises(WeightsError, match="no such file"):
         read_linear(tmp_path / "b.npz")

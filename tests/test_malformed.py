@@ -94,7 +94,7 @@ FLAGS = {
     "an unknown loss": ({"loss": "hinge"}, "hinge"),
     "a gradient of another model": ({"gradient": "{good}/other.safetensors"}, "--gradient"),
     "a recipe that is none": ({"recipe": "{good}/broken.py"}, "a JSON file"),
-    "a recipe of nothing": ({"recipe": "{good}/list.json"}, "fields of a recipe"),
+    "a recipe of nothing": ({"recipe": "{good}/list.json"}, "a JSON object"),
 }
 
 LINEAR = {

@@ -49,7 +49,7 @@ def test_recipes_cannot_be_changed():
         ),
         (
             lambda: GradientDescent(lr=1, steps=0),
-            "steps: expected a whole number, 1 or more, got 0",
+            "steps: expected a whole number, 1 to 100000000, got 0",
         ),
         (lambda: GradientDescent(lr=1, steps=2, momentum=1), "momentum: expected at least 0 and b"),
         (
@@ -69,6 +69,14 @@ def test_recipes_cannot_be_changed():
         ),
         (lambda: recipe_from({"name": ["sgd"]}), "recipe: name: expected one of gradient-descent"),
         (lambda: recipe_from({"name": "sgd", "lr": 1}), "expected lr, epochs, .*, got only lr"),
+        (
+            lambda: GradientDescent(lr=1, steps=10**18),
+            "steps: expected .*, got 1000000000000000000",
+        ),
+        (lambda: SGD(lr=10**5000, epochs=1, batch_size=2), "lr: .*, got a whole number of 16610 b"),
+        (lambda: Adam(steps=10**400), "steps: .*, got a whole number of 1329 bits"),
+        (lambda: GradientDescent(lr=1, steps=2, loss=["ce"]), "loss: expected a name"),
+        (lambda: GradientDescent(lr=1, steps=2, loss="power" + "9" * 999), "loss: expected bce"),
         (
             lambda: recipe_from({"name": "gradient-descent", "lr": "x", "steps": 2}),
             "recipe gradient-descent: expected numbers as values",

@@ -107,6 +107,11 @@ class Scaling:
             raise InputError(
                 expected("scaling: std", "positive numbers", f"min {float(self.std.min())}")
             )
+        # Of data within 0..1, which models take as float32.
+        largest = (float(self.mean.abs().max()) + 1) / float(self.std.min())
+        if not max(largest, float(self.std.max())) <= torch.finfo(torch.float32).max:
+            got = f"values up to {largest:.3g}"
+            raise InputError(expected("scaling: mean and std", "finite inputs in float32", got))
 
     def to_model(self, data: Tensor) -> Tensor:
         return (data - self.mean.to(data)) / self.std.to(data)

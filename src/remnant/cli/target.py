@@ -103,12 +103,10 @@ def hash_target(target: Target) -> dict[str, str]:
 
 def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the informed adversary knows besides: records, their recipe, the others' labels."""
-    import json
-
     import torch
 
     from remnant.data import load
-    from remnant.training import recipe_from
+    from remnant.training import read_recipe
     from remnant.training.losses import loss_named
 
     told: dict[str, Any] = {}
@@ -121,17 +119,7 @@ def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
         told["labels"] = torch.tensor([int(number) for number in numbers])
     path = getattr(arguments, "recipe", None)
     if path is not None:
-        try:
-            if path.exists() and not path.is_file():
-                raise ValueError("a folder, a device or a pipe")
-            described = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            got = getattr(error, "strerror", None) or "something else"
-            do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
-            raise InputError(expected(f"--recipe {path}", "a JSON file", got, do)) from None
-        if not isinstance(described, dict):
-            raise InputError(expected(f"--recipe {path}", "fields of a recipe", described))
-        told["recipe"] = recipe_from(described)
+        told["recipe"] = read_recipe(path)
     loss = getattr(arguments, "loss", None)
     if loss is not None:
         loss_named(loss)

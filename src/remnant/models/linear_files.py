@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +28,13 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, WeightsError, expected
 from remnant.types import Examples, Knowledge, Scaling, Target
+from remnant.untrusted import Budget, archive_of, json_file, read_array, reading, shown
 
 FAMILIES = ("linear", "logistic", "poisson", "multinomial")
 FORMAT = "remnant.linear/1"
-LIMIT = 256 * 1024 * 1024  # bytes of a file
+LIMIT = 1024**3  # bytes that a file may take in memory
+ROOM = 64  # bytes for each number besides its own: a Python object of it in a list, and a tensor
+ITERATIONS = 10**7  # of a solver; no fit of a linear model takes more
 KEYS = {
     "format", "family", "coef", "intercept", "penalty", "penalty_per", "penalise_intercept",
     "tolerance", "classes", "class_weight", "features", "scaling", "solver",
@@ -91,9 +93,9 @@ class LinearModel(nn.Module):
     def check(self) -> None:
         outputs, inputs = self.dense.weight.shape
         if self.family not in FAMILIES:
-            raise InputError(expected("family", " or ".join(FAMILIES), repr(self.family)))
+            raise InputError(expected("family", " or ".join(FAMILIES), shown(self.family)))
         if self.penalty_per not in ("total", "record"):
-            raise InputError(expected("penalty_per", "total or record", repr(self.penalty_per)))
+            raise InputError(expected("penalty_per", "total or record", shown(self.penalty_per)))
         for name, value in (("penalty", self.penalty), ("tolerance", self.tolerance or 0.0)):
             if not 0 <= value < float("inf"):
                 raise InputError(expected(name, "a number from 0 on", value))
@@ -149,122 +151,136 @@ def read_linear(path: str | os.PathLike[str]) -> LinearModel:
         raise WeightsError(
             expected(f"{source}", "a .json or .npz file", source.suffix or "none", do)
         )
-    if not source.is_file():
-        raise WeightsError(expected(f"{source}", "a file of coefficients", "no such file"))
-    if source.stat().st_size > LIMIT:
-        raise WeightsError(expected(f"{source}", f"at most {LIMIT} bytes", source.stat().st_size))
     held = readers[source.suffix.lower()](source)
     try:
-        return model_of(held)
+        with reading(source, WeightsError):
+            return model_of(held)
     except InputError as error:
         raise WeightsError(f"{source}: {error}") from None
 
 
 def _read_json(source: Path) -> dict[str, Any]:
-    try:
-        held = json.loads(source.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        got = f"another ({str(error).splitlines()[0]})"
-        raise WeightsError(expected(f"{source}", "a JSON file", got)) from None
-    if not isinstance(held, dict):
-        raise WeightsError(expected(f"{source}", "a JSON object", type(held).__name__))
-    return held
+    return json_file(source, WeightsError, larger="save it as npz")
 
 
 def _read_npz(source: Path) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(source) as members:
-            size = sum(member.file_size for member in members.infolist())
-        if size > LIMIT:
-            raise WeightsError(expected(f"{source}: unpacked", f"at most {LIMIT} bytes", size))
-        with np.load(source, allow_pickle=False) as archive:
-            held = {name: archive[name] for name in archive.files}
-    except WeightsError:
-        raise
-    except Exception as error:  # whatever a broken file provokes, it is a broken file
-        do = "save plain numbers and text with np.savez"
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        got = f"another ({said[:80]})"
-        raise WeightsError(expected(f"{source}", "an npz archive", got, do)) from None
-    plain: dict[str, Any] = {name: value.tolist() for name, value in held.items()}
+    budget, held = Budget(LIMIT, WeightsError), {}
+    with archive_of(source, budget) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            with archive.open(info) as member:
+                held[name] = read_array(member, f"{source}: {shown(name)[1:-1]}", budget, room=ROOM)
+        plain: dict[str, Any] = {name: value.tolist() for name, value in held.items()}
     if getattr(held.get("coef"), "dtype", None) == np.float32:
         plain["precision"] = 2.0**-24
     if {"mean", "scale"} & plain.keys():  # archives do not nest
         plain["scaling"] = {k: plain.pop(k) for k in ("mean", "scale") if k in plain}
     if isinstance(plain.get("solver"), str):
-        plain["solver"] = _solver(plain["solver"])
+        plain["solver"] = _solver(source, plain["solver"])
     return plain
 
 
-def _solver(text: str) -> Any:
+def _solver(source: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(expected("solver", "JSON", repr(text[:40]))) from None
+        raise WeightsError(expected(f"{source}: solver", "JSON", shown(text))) from None
 
 
 def model_of(held: Mapping[str, Any]) -> LinearModel:
     """A model from plain values, all checked."""
     if held.get("format", FORMAT) != FORMAT:
-        raise InputError(expected("format", FORMAT, repr(held["format"])))
+        raise InputError(expected("format", FORMAT, shown(held["format"])))
     unknown = sorted(held.keys() - KEYS - {"precision"})
     if unknown:
-        raise InputError(expected("names", ", ".join(sorted(KEYS)), ", ".join(unknown)))
+        got = ", ".join(shown(name)[1:-1] for name in unknown[:4])
+        raise InputError(expected("names", ", ".join(sorted(KEYS)), got))
     missing = [name for name in ("family", "coef") if name not in held]
     if missing:
         raise InputError(expected("names", "family and coef", f"no {' and no '.join(missing)}"))
     coef = _numbers("coef", held["coef"])
     coef = coef[None] if coef.ndim == 1 else coef
     if coef.ndim != 2 or not coef.numel():
-        raise InputError(expected("coef", "d numbers or c x d", f"shape {tuple(coef.shape)}"))
+        raise InputError(expected("coef", "d numbers or c x d", f"shape {tuple(coef.shape[:8])}"))
     intercept = None
     if held.get("intercept") is not None:
         intercept = _numbers("intercept", held["intercept"]).reshape(-1)
-    solver = held.get("solver")
-    if solver is not None and not isinstance(solver, Mapping):
-        raise InputError(expected("solver", "an object", type(solver).__name__))
     weight = held.get("class_weight")
-    if weight not in (None, "balanced"):
-        weight = tuple(_numbers("class_weight", weight).tolist())
+    if weight is not None and weight != "balanced":
+        weight = tuple(_numbers("class_weight", weight).reshape(-1).tolist())
     tolerance = held.get("tolerance")
     return LinearModel(
-        str(held["family"]),
+        _word("family", held["family"]),
         coef,
         intercept,
-        penalty=float(_numbers("penalty", held.get("penalty", 0.0))),
-        penalty_per=str(held.get("penalty_per", "total")),
+        penalty=_number("penalty", held.get("penalty", 0.0)),
+        penalty_per=_word("penalty_per", held.get("penalty_per", "total")),
         penalise_intercept=_switch("penalise_intercept", held.get("penalise_intercept", False)),
-        tolerance=None if tolerance is None else float(_numbers("tolerance", tolerance)),
+        tolerance=None if tolerance is None else _number("tolerance", tolerance),
         classes=_names("classes", held.get("classes", ())),
         class_weight=weight,
         features=tuple(map(str, _names("features", held.get("features", ())))),
         scaling=_scaling(held.get("scaling"), coef.shape[1]),
-        solver=solver,
-        precision=held.get("precision", 2.0**-53),
+        solver=_settings(held.get("solver")),
+        precision=_number("precision", held.get("precision", 2.0**-53)),
     )
 
 
 def _numbers(what: str, value: object) -> Tensor:
     try:
         found = torch.tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError):
         found = torch.full((), torch.nan)
     if not bool(torch.isfinite(found).all()):
-        raise InputError(expected(what, "finite numbers in even rows", str(value)[:60]))
+        raise InputError(expected(what, "finite numbers in even rows", shown(value)))
     return found
+
+
+def _number(what: str, value: object) -> float:
+    found = _numbers(what, value)
+    if found.numel() != 1:
+        raise InputError(expected(what, "one number", shown(value)))
+    return float(found)
+
+
+def _word(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InputError(expected(what, "a word", shown(value)))
+    return value
 
 
 def _switch(what: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InputError(expected(what, "true or false", repr(value)))
+        raise InputError(expected(what, "true or false", shown(value)))
+    return value
+
+
+def _settings(value: object) -> Mapping[str, Any] | None:
+    """How the model was fitted: plain values, as they are given to an estimator again."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InputError(expected("solver", "an object", shown(value)))
+    parameters = value.get("parameters", {})
+    plain = (bool, int, float, str, type(None))
+    if not isinstance(parameters, Mapping) or not all(
+        isinstance(setting, plain) for setting in parameters.values()
+    ):
+        raise InputError(expected("solver: parameters", "plain values", shown(parameters)))
+    iterations = value.get("iterations", 0)
+    if type(iterations) is not int or not 0 <= iterations < ITERATIONS:
+        wanted = f"0 to {ITERATIONS}"
+        raise InputError(expected("solver: iterations", wanted, shown(iterations)))
     return value
 
 
 def _names(what: str, value: object) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(v, int | str) for v in value):
-        raise InputError(expected(what, "a list of names or whole numbers", str(value)[:60]))
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(v, str) or (isinstance(v, int) and abs(v) < 2**63) for v in value
+    ):
+        raise InputError(expected(what, "a list of names or whole numbers", shown(value)))
     if len(set(value)) != len(value):
-        raise InputError(expected(what, "different ones", str(value)[:60]))
+        raise InputError(expected(what, "different ones", shown(value)))
     return tuple(value)
 
 
@@ -272,7 +288,7 @@ def _scaling(value: object, features: int) -> Scaling:
     if value is None:
         return Scaling()
     if not isinstance(value, Mapping) or set(value) != {"mean", "scale"}:
-        raise InputError(expected("scaling", "mean and scale", str(value)[:60]))
+        raise InputError(expected("scaling", "mean and scale", shown(value)))
     mean, std = (_numbers(f"scaling: {k}", value[k]) for k in ("mean", "scale"))
     for what, part in (("mean", mean), ("scale", std)):
         if part.shape not in ((), (features,)):

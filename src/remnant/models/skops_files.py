@@ -6,12 +6,9 @@ list it holds, and what their attributes are: numbers, texts, lists and arrays.
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +16,64 @@ import numpy as np
 
 from remnant.errors import InputError, WeightsError, expected
 from remnant.models.linear_estimators import from_estimator
-from remnant.models.linear_files import LIMIT, LinearModel
+from remnant.models.linear_files import LIMIT, ROOM, LinearModel
+from remnant.untrusted import Budget, archive_of, member_bytes, read_array, shown
+from remnant.untrusted.files import JSON_LIMIT
 
 KINDS = ("LinearRegression", "Ridge", "LogisticRegression", "PoissonRegressor")
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+NODES = 100_000  # of a schema; a pipeline of two has about a hundred
 
 
 def read_skops(path: str | os.PathLike[str]) -> LinearModel:
     """The linear model in a skops file: one of KINDS, or a Pipeline of a StandardScaler and one."""
     source = Path(path)
-    if source.exists() and not source.is_file():  # a pipe would be waited for
-        got = "a folder, a device or a pipe"
-        raise WeightsError(expected(f"{source}", "a skops file", got))
-    try:
-        with zipfile.ZipFile(source) as archive:
-            if sum(info.file_size for info in archive.infolist()) > LIMIT:
-                raise WeightsError(expected(f"{source}", f"at most {LIMIT} bytes", "more"))
-            return from_estimator(_value(json.loads(_bytes(archive, "schema.json")), archive))
-    except OSError as error:
-        got = (error.strerror or "another").lower()
-        raise WeightsError(expected(f"{source}", "a skops file", got)) from None
-    except InputError as error:
-        raise WeightsError(f"{source}: {error}") from None
-    except (
-        ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError,
-        EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
-    ) as error:  # fmt: skip
-        lines = str(error).splitlines()
-        got = f"a fault ({lines[0][:80] if lines else type(error).__name__})"
-        raise WeightsError(expected(f"{source}", "a linear model by skops", got)) from None
+    budget = Budget(LIMIT, WeightsError)
+    with archive_of(source, budget) as archive:
+        size = archive.getinfo("schema.json").file_size
+        if size > JSON_LIMIT:
+            what = f"{source}: schema.json"
+            raise WeightsError(expected(what, f"at most {JSON_LIMIT} bytes", size))
+        schema = json.loads(member_bytes(archive, "schema.json", budget))
+        try:
+            return from_estimator(_Nodes(source, archive, budget).value(schema))
+        except InputError as error:
+            raise WeightsError(f"{source}: {error}") from None
 
 
-def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
-    info = archive.getinfo(name)
-    if info.file_size > LIMIT:
-        raise InputError(expected(name, f"at most {LIMIT} bytes", info.file_size))
-    return archive.read(info)
+class _Nodes:
+    """The nodes of a schema; a member named by several of them is read once."""
 
+    def __init__(self, source: Path, archive: zipfile.ZipFile, budget: Budget) -> None:
+        self.source, self.archive, self.budget, self.left = source, archive, budget, NODES
+        self.arrays: dict[str, Any] = {}
 
-def _value(node: dict[str, Any], archive: zipfile.ZipFile) -> Any:
-    """What a node stands for; None for what a linear model has no need of."""
-    kind = node["__loader__"]
-    if kind == "JsonNode":
-        return json.loads(node["content"])
-    if kind == "DictNode":
-        return {name: _value(child, archive) for name, child in node["content"].items()}
-    if kind in ("ListNode", "TupleNode"):
-        return [_value(child, archive) for child in node["content"]]
-    if kind == "NdArrayNode":
-        if node["type"] == "json":
-            return np.array([_value(child, archive) for child in node["content"]])
-        array = _array(_bytes(archive, node["file"]))
-        return array if node["__class__"] == "ndarray" else array[()]  # a single number
-    if kind == "ObjectNode":
-        return _estimator(node["__class__"], _value(node["content"], archive))
-    return None
+    def value(self, node: Any) -> Any:
+        """What a node stands for; None for what a linear model has no need of."""
+        self.left -= 1
+        if self.left < 0:
+            raise InputError(expected("schema.json", f"at most {NODES} nodes", "more"))
+        kind = node["__loader__"]
+        if kind == "JsonNode":
+            return json.loads(node["content"])
+        if kind == "DictNode":
+            return {name: self.value(child) for name, child in node["content"].items()}
+        if kind in ("ListNode", "TupleNode"):
+            return [self.value(child) for child in node["content"]]
+        if kind == "NdArrayNode":
+            if node["type"] == "json":
+                return np.array([self.value(child) for child in node["content"]])
+            array = self.array(str(node["file"]))
+            return array if node["__class__"] == "ndarray" else array[()]  # a single number
+        if kind == "ObjectNode":
+            return _estimator(node["__class__"], self.value(node["content"]))
+        return None
 
-
-def _array(raw: bytes) -> Any:
-    """An npy file whose header asks for no more than there is, and for no objects."""
-    stream = io.BytesIO(raw)
-    version = np.lib.format.read_magic(stream)
-    if version not in _HEADERS:
-        raise InputError(expected("npy version", "1 or 2", version))
-    shape, _, dtype = _HEADERS[version](stream)
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize > len(raw):
-        raise InputError(expected("an array", "plain numbers, all of them", f"{dtype} {shape}"))
-    return np.load(io.BytesIO(raw), allow_pickle=False)
+    def array(self, name: str) -> Any:
+        if name not in self.arrays:
+            with self.archive.open(name) as member:
+                what = f"{self.source}: {shown(name)[1:-1]}"
+                self.arrays[name] = read_array(member, what, self.budget, room=ROOM)
+        return self.arrays[name]
 
 
 def _estimator(name: str, attributes: dict[str, Any]) -> Any:
@@ -97,6 +82,8 @@ def _estimator(name: str, attributes: dict[str, Any]) -> Any:
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import StandardScaler
 
+    if not isinstance(attributes, dict):
+        raise InputError(expected(shown(name), "attributes by name", shown(attributes)))
     if name == "Pipeline":
         return Pipeline([(str(step), made) for step, made in attributes["steps"]])
     if name == "StandardScaler":

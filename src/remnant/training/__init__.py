@@ -13,6 +13,7 @@ from remnant.training.recipes import (
     PrivateDescent,
     Recipe,
     describe,
+    read_recipe,
     recipe_from,
 )
 from remnant.training.run import Trained, train
@@ -32,6 +33,7 @@ __all__ = [
     "check_labels",
     "describe",
     "loss_named",
+    "read_recipe",
     "recipe_from",
     "solve_linearised",
     "targets",

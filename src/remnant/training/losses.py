@@ -77,12 +77,12 @@ def loss_named(name: str) -> Loss:
         return LOSSES[name]
     match = re.fullmatch(r"(power|huber)(\d+(?:\.\d+)?)", name)
     value = float(match[2]) if match else 0.0
-    if match and match[1] == "power" and value >= 1:
+    if match and match[1] == "power" and 1 <= value <= 100:
         return lambda outputs, labels: power(outputs, labels, value)
-    if match and match[1] == "huber" and value > 0:
+    if match and match[1] == "huber" and 0 < value <= 1e6:
         return lambda outputs, labels: huber(outputs, labels, value)
-    known = f"{', '.join(LOSSES)}, power2.5 (1 or more) or huber1 (above 0)"
-    raise InputError(expected("loss", known, name))
+    known = f"{', '.join(LOSSES)}, power2.5 (1 to 100) or huber1 (above 0, to 1e6)"
+    raise InputError(expected("loss", known, name[:40]))
 
 
 def check_labels(name: str, outputs: Tensor, labels: Tensor) -> None:

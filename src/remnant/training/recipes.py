@@ -7,13 +7,14 @@ without that term: of the whole set for full batches, the mean over an epoch's b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from remnant.errors import InputError, expected
 from remnant.training.losses import loss_named
+from remnant.untrusted import json_file, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,31 +155,45 @@ def describe(recipe: Recipe | PrivateDescent) -> dict[str, Any]:
     }
 
 
+def read_recipe(path: Path) -> Recipe | PrivateDescent:
+    """The recipe in a JSON file, which may come from anywhere."""
+    do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
+    return recipe_from(json_file(path, InputError, do))
+
+
 def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
     """The recipe that `describe` described."""
     values = dict(description)
     name = values.pop("name", None)
     if not isinstance(name, str) or name not in RECIPES:
-        raise InputError(expected("recipe: name", f"one of {', '.join(RECIPES)}", name))
+        raise InputError(expected("recipe: name", f"one of {', '.join(RECIPES)}", shown(name)))
     known = {field.name: field.default is MISSING for field in fields(RECIPES[name])}
     if (odd := set(values) - set(known)) or {key for key in known if known[key]} - set(values):
         needed = ", ".join(key for key in known if known[key])
-        got = f"{sorted(odd)[0]!r}" if odd else f"only {', '.join(values) or 'none'}"
+        got = shown(sorted(odd)[0]) if odd else f"only {', '.join(values) or 'none'}"
         wanted = f"{needed}, and some of {', '.join(known)}"
         raise InputError(expected(f"recipe {name}: fields", wanted, got))
     try:
         return RECIPES[name](**values)
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, OverflowError):
+        got = ", ".join(f"{key} {shown(value)}" for key, value in values.items())
         raise InputError(
-            expected(f"recipe {name}", "numbers as values", f"{values}", "see docs/informed.md")
+            expected(f"recipe {name}", "numbers as values", got, "see docs/informed.md")
         ) from None
 
 
+MOST = 10**8
+"""Steps, epochs and records of a batch: a hundred times the longest training of the papers. What
+takes longer cannot be replayed, and a number beyond it is a slip or an attempt."""
+_FAR = 1e30  # beyond it nothing that is computed in float32 stays finite
 _Rule = tuple[str, Callable[[Any], bool]]
-_MORE: _Rule = ("more than 0", lambda value: 0 < value < math.inf)
-_SOME: _Rule = ("0 or more", lambda value: 0 <= value < math.inf)
+_MORE: _Rule = ("more than 0", lambda value: 0 < value < _FAR)
+_SOME: _Rule = ("0 or more", lambda value: 0 <= value < _FAR)
 _SHARE: _Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
-_COUNT: _Rule = ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1)
+_COUNT: _Rule = (
+    f"a whole number, 1 to {MOST}",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST,
+)
 _BETAS: _Rule = (
     "two numbers from 0 to below 1",
     lambda v: len(v) == 2 and 0 <= min(v) <= max(v) < 1,
@@ -189,14 +204,18 @@ _RULES: Mapping[str, _Rule] = {
     "sampling": ("more than 0 and at most 1", lambda value: 0 < value <= 1),
     **dict.fromkeys(("steps", "epochs", "batch_size", "check_every"), _COUNT),
     "momentum": _SHARE,
+    "clipping": ("true or false", lambda value: isinstance(value, bool)),
     "betas": _BETAS,
 }
 
 
 def _check(recipe: Any) -> None:
+    if not isinstance(recipe.loss, str):
+        raise InputError(expected("loss", "a name such as ce", shown(recipe.loss)))
     loss_named(recipe.loss)
     for field in fields(recipe):
         value = getattr(recipe, field.name)
         wanted, fits = _RULES.get(field.name, ("", lambda value: True))
         if value is not None and not fits(value):
-            raise InputError(expected(f"{type(recipe).__name__}: {field.name}", wanted, value))
+            what = f"{type(recipe).__name__}: {field.name}"
+            raise InputError(expected(what, wanted, shown(value)))

@@ -106,11 +106,11 @@ def file_bytes(path: Path, budget: Budget) -> bytes:
         raise budget.fault(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def json_file(path: Path, fault: Fault, do: str = "") -> dict[str, Any]:
-    """The object in a JSON file of at most JSON_LIMIT bytes."""
+def json_file(path: Path, fault: Fault, do: str = "", larger: str = "") -> dict[str, Any]:
+    """The object in a JSON file of at most JSON_LIMIT bytes; what to do otherwise, or if larger."""
     size, _ = check_file(path, fault)
     if size > JSON_LIMIT:
-        raise fault(expected(str(path), f"at most {JSON_LIMIT} bytes of JSON", size, do))
+        raise fault(expected(str(path), f"at most {JSON_LIMIT} bytes of JSON", size, larger))
     try:
         held = json.loads(file_bytes(path, Budget(JSON_LIMIT, fault)))
     except (ValueError, RecursionError) as error:
