@@ -178,7 +178,7 @@ def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, loss: str, clip: float) 
         grads = torch.autograd.grad(loss_of(loss, model(x[i : i + 1]), y[i : i + 1]), weights)
         norm = torch.sqrt(sum((g.square().sum() for g in grads), torch.zeros(())))
         for part, grad in zip(total, grads, strict=True):
-            part += grad * min(1.0, clip / float(norm))
+            part += grad * min(1.0, clip / max(float(norm), 1e-30))
     return total
 
 
