@@ -222,6 +222,24 @@ def test_models_that_the_default_cannot_read():
     assert "batch norm" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("scale", "status", "reason"),
+    [
+        (0.0, Status.NOT_APPLICABLE, "all weights of layer 1 are 0"),
+        (1e-40, Status.INCONCLUSIVE, "left the range of numbers"),
+        (1e38, Status.INCONCLUSIVE, "left the range of numbers"),
+    ],
+)
+def test_weights_that_hold_nothing_have_a_reason(scale, status, reason):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    found = KKT(steps=5)(Target(model=model, input_shape=(1, 8, 8)), generator=seeded())
+    assert (found.status, len(found)) == (status, 0)
+    assert reason in found.reason
+
+
 def test_labels_and_objectives_follow_what_is_known():
     assert objective_for("bce", 1) == "margin"
     assert objective_for("ce", 10) == "soft"

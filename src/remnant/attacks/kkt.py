@@ -88,6 +88,10 @@ class KKT:
     def solve(
         self, target: Target, layers: tuple[Layer, ...], generator: torch.Generator
     ) -> Candidates:
+        empty = [index for index, layer in enumerate(layers) if not bool(layer.weight.any())]
+        if empty:
+            reason = f"all weights of layer {empty[0] + 1} are 0: no record moved them"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
         spectrum, state = spectrum_of(target, layers), balance(layers)
         counted = records_of(target) or spectrum.count
         m = self.candidates or PER_RECORD * counted
@@ -113,6 +117,11 @@ class KKT:
             refine=self.refine,
             generator=generator,
         )
+        if found is None:
+            reason = (
+                "the search left the range of numbers from every start: the weights are far out"
+            )
+            return nothing(target, Status.INCONCLUSIVE, reason)
         return conclude(target, layers, spectrum, state, duals, found)
 
     def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:

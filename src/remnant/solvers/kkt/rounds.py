@@ -54,13 +54,15 @@ def search_in_rounds(
     rounds: int,
     refine: bool,
     generator: torch.Generator,
-) -> Agreed:
-    """What independent starts agree on.
+) -> Agreed | None:
+    """What independent starts agree on; None where all of them left the range of numbers.
 
     Starts that have not come to rest are left out: they agree with nothing.
     """
     found = first = settled(descend(problem, duals, search, starts=starts, generator=generator))
     k, m = len(first.inputs), len(duals.labels)
+    if not k:
+        return None
     for _ in range(rounds - 1):
         again = _again(problem, duals, search, found, generator)
         found = descend(problem, duals, search, starts=k, generator=generator, begin=again)
