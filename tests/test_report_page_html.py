@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from audits import EVIL, NTK, N, audit, evil_audit, sides
+from audits import EVIL, KKT, NTK, N, audit, evil_audit, sides
 from remnant.auditing.assess import without_truth
 from remnant.bundle import Verdict
 from remnant.cli import Parser
@@ -40,7 +40,7 @@ from remnant.report.page.facts import Exposure, bound_data
 from remnant.report.page.files import blur
 from remnant.report.page.gallery import BYTES, data_uri, picture_side
 from remnant.report.page.sections import words
-from remnant.store import open_run
+from remnant.store import finish, open_run
 
 VOID = {"meta", "img", "input", "link", "br", "hr"}
 
@@ -338,7 +338,11 @@ def arguments(*given):
 def test_the_verb_draws_the_page_from_the_bundle(tmp_path, capsys):
     run = open_run(tmp_path / "run", {})
     write_bundle(run, *audit())
+    with pytest.raises(StoreError, match="expected a finished audit, got a begun one"):
+        verb.run(arguments(run.path))
+    finish(run)
     assert verb.run(arguments(run.path)) == 0
+    assert verb.run(arguments(run.path, "--quiet")) == 0  # what it drew is not what it reads
     written = run.path / PAGE_FILE
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     assert written.read_text() == page(*read_bundle(run.path))
@@ -350,6 +354,7 @@ def test_the_verb_draws_the_page_from_the_bundle(tmp_path, capsys):
 def test_the_verb_leaves_out_and_blurs(tmp_path, capsys):
     run = open_run(tmp_path / "run", {})
     write_bundle(run, *audit())
+    finish(run)
     other = tmp_path / "to" / "share"
     assert verb.run(arguments(run.path, "--no-images", "--out", other, "--json")) == 0
     assert "data:image" not in (other / PAGE_FILE).read_text()
@@ -358,7 +363,7 @@ def test_the_verb_leaves_out_and_blurs(tmp_path, capsys):
     assert verb.run(arguments(run.path, "--redact", "--out", other, "--quiet")) == 0
     assert "blurred original" in (other / PAGE_FILE).read_text()
     assert capsys.readouterr().out == ""
-    with pytest.raises(StoreError, match="expected an audit"):
+    with pytest.raises(StoreError, match=r"expected a run with run\.json"):
         verb.run(arguments(tmp_path / "nothing"))
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -373,8 +378,31 @@ def test_a_bundle_edited_by_hand_is_one_line(tmp_path):
     values = json.loads(file.read_text())
     values["attacks"][0]["finding"]["nulls"] = ["edited"]
     file.write_text(json.dumps(values))
+    finish(run)
     with pytest.raises(InputError, match=r"expected values of remnant.audit/1, got others"):
         verb.run(arguments(run.path))
+
+
+def test_a_bundle_edited_after_it_was_finished_draws_no_page(tmp_path):
+    run = open_run(tmp_path / "run", {})
+    write_bundle(run, *audit())
+    finish(run)
+    file = run.path / "finding.json"
+    file.write_text(file.read_text().replace('"exposed"', '"not exposed"'))
+    for act in (lambda: verb.run(arguments(run.path)), lambda: read_bundle(run.path)):
+        with pytest.raises(StoreError, match=r"finding\.json: expected the file that the run"):
+            act()
+    assert not (run.path / PAGE_FILE).exists()
+
+
+def test_notes_on_the_data_and_the_control_are_told():
+    whole, train, candidates = audit(notes=["3 held-out records are near copies."])
+    said = drawn(whole, train, candidates)
+    assert said.index("3 held-out records are near copies.") < said.index("Who could do this")
+    assert "not passed, so finding nothing here proves nothing" in said
+    passed = replace(whole.attacks[1].control, passed=True, recovered=9)
+    other = replace(whole, attacks=[replace(whole.attacks[1], control=passed)])
+    assert "passed: 9 of 14 records" in drawn(other, train, {KKT: candidates[KKT]})
 
 
 def test_a_count_that_was_told_is_not_said_to_be_read_off():

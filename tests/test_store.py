@@ -5,6 +5,8 @@ import json
 import math
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 import safetensors.torch
@@ -23,6 +25,7 @@ from remnant.store import (
     read_run,
     save_state,
     spec_hash,
+    take_lock,
     write_bytes,
     write_candidates,
     write_json,
@@ -91,6 +94,156 @@ def test_a_finished_run_that_lost_a_file_is_not_finished(run):
     assert not open_run(run.path, SPEC).finished
 
 
+def edited(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_altered_file_of_a_finished_run_is_refused_by_name(run):
+    write_json(run, "finding.json", {"verdict": "exposed"})
+    write_candidates(run, candidates())
+    write_text(run, "report.html", "<p>drawn")
+    finish(run)
+    (run.path / "report.html").write_text("<p>drawn again")  # as `remnant report` may
+    assert open_run(run.path, SPEC).finished
+    edited(run.path / "finding.json", "exposed", "not exposed")
+    for read in (lambda: open_run(run.path, SPEC), lambda: read_run(run.path)):
+        with pytest.raises(StoreError, match=r"finding\.json: expected the file that the run"):
+            read()
+    assert read_run(run.path, verify=False).finished  # to be removed
+
+
+def test_what_a_finished_run_does_not_list_is_not_believed(run):
+    write_json(run, "finding.json", {"verdict": "exposed"})
+    done = finish(run)
+    (run.path / "control-ntk.json").write_text("{}")
+    with pytest.raises(StoreError, match="expected the file that the run wrote"):
+        read_json(done, "control-ntk.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"finished": false', '"finished": true'), ('"numpy"', '"numby"'), ('"digest"', '"other"')],
+)
+def test_run_json_has_a_hash_of_itself(run, old, new):
+    write_json(run, "finding.json", {"verdict": "not exposed"})
+    edited(run.path / "run.json", old, new)
+    with pytest.raises(StoreError, match="it was altered"):
+        open_run(run.path, SPEC)
+
+
+def test_an_unfinished_run_makes_again_what_was_torn_edited_or_planted(run):
+    write_json(run, "control-ntk.json", {"recovered": 0})
+    write_candidates(run, candidates(), "candidates-ntk.safetensors")
+    write_candidates(run, candidates(), "state-control-ntk.safetensors")
+    save_state(run, "search", {"x": torch.ones(2)})
+    names = sorted(p.name for p in run.path.iterdir())
+    open_run(run.path, SPEC)
+    assert sorted(p.name for p in run.path.iterdir()) == names  # all of it is ours
+    edited(run.path / "control-ntk.json", "0", "9")
+    whole = (run.path / "candidates-ntk.safetensors").read_bytes()
+    (run.path / "candidates-ntk.safetensors").write_bytes(whole[:-9])
+    (run.path / "candidates-kkt.safetensors").write_bytes(whole)  # never written by the run
+    (run.path / "notes.txt").write_text("the user's")
+    open_run(run.path, SPEC)
+    left = sorted(p.name for p in run.path.iterdir())
+    kept = ["state-control-ntk.safetensors", "state-search.safetensors"]
+    assert left == ["notes.txt", "run.json", *kept]
+
+
+def test_a_state_of_another_run_is_none_of_ours(run, tmp_path):
+    other = open_run(tmp_path / "other", {**SPEC, "seed": 2})
+    theirs = save_state(other, "search", {"x": torch.ones(2)}).read_bytes()
+    mine = save_state(run, "search", {"x": torch.ones(2)})
+    assert load_state(run, "search") is not None
+    mine.write_bytes(theirs)
+    assert load_state(run, "search") is None
+    open_run(run.path, SPEC)
+    assert not mine.exists()
+
+
+def test_a_kill_between_the_promise_and_the_file_loses_nothing(run, monkeypatch):
+    write_json(run, "control-ntk.json", {"recovered": 1})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("remnant.store.contents.write_whole", killed)
+        for recovered in (2, 3):
+            with pytest.raises(KeyboardInterrupt):
+                write_json(run, "control-ntk.json", {"recovered": recovered})
+    again = open_run(run.path, SPEC)
+    assert read_json(again, "control-ntk.json") == {"recovered": 1}
+    write_json(again, "control-ntk.json", {"recovered": 3})
+    assert read_json(open_run(run.path, SPEC), "control-ntk.json") == {"recovered": 3}
+
+
+OTHER = """
+import sys
+from remnant.errors import StoreError
+from remnant.store import open_run
+try:
+    run = open_run(sys.argv[1], {"seed": 1})
+except StoreError as error:
+    sys.exit(f"refused: {error}")
+if len(sys.argv) > 2:
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    command = [sys.executable, "-c", OTHER, str(tmp_path / "run")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([*command, "stay"], **pipes)
+    assert first.stdout.readline() == "mine\n"
+    scrap = tmp_path / "run" / ".remnant-live"
+    scrap.write_bytes(b"being written")
+    second = subprocess.run(command, capture_output=True, text=True, check=False)
+    who = f"process {first.pid}" if os.path.exists("/proc/locks") else "another process"
+    assert f"got one that {who} is writing to; wait until it is done" in second.stderr
+    assert second.returncode == 1
+    assert scrap.exists()
+    first.kill()
+    first.communicate()
+    assert subprocess.run(command, check=False).returncode == 0  # the lock went with its process
+    assert not scrap.exists()
+
+
+def test_a_finished_run_is_read_while_another_reads_it(run):
+    finish(run)
+    script = f"{OTHER}\nprint('read')"
+    lock = take_lock(run.path)
+    spec = script.replace('{"seed": 1}', repr(SPEC))
+    there = [sys.executable, "-c", spec, str(run.path)]
+    assert subprocess.run(there, capture_output=True, check=False).stdout == b"read\n"
+    lock.release()
+
+
+def test_without_locks_a_run_goes_on_and_sweeps_nothing(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    open_run(tmp_path / "run", SPEC)
+    (tmp_path / "run" / ".remnant-maybe-live").write_bytes(b"")
+    assert not open_run(tmp_path / "run", SPEC).finished
+    assert (tmp_path / "run" / ".remnant-maybe-live").exists()
+
+
+def test_directories_above_a_run_are_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        run = open_run(tmp_path / "a" / "b" / "c", SPEC)
+        write_text(run, "finding.json", "{}")
+    finally:
+        os.umask(before)
+    assert [mode(tmp_path / p) for p in ("a", "a/b", "a/b/c")] == [0o700] * 3
+    assert mode(run.path / "finding.json") == 0o600
+
+
 def test_another_spec_is_refused_by_what_differs(run):
     other = {"attack": "kkt", "seed": 1.0, "model": {"width": 32, "layers": [3, 4], "bias": False}}
     with pytest.raises(StoreError) as error:
@@ -141,6 +294,7 @@ def test_an_unwritable_directory_is_refused_even_for_root(tmp_path, monkeypatch)
         ("[]", "expected remnant.run/1, got list"),
         ('{"schema": "remnant.run/9"}', "got remnant.run/9"),
         ('{"schema": "remnant.run/1", "spec": {}, "spec_hash": "0"}', "it was altered"),
+        ("[" * 100_000, "expected JSON, got a fault"),
     ],
 )
 def test_a_damaged_run_file_is_refused(run, text, says):

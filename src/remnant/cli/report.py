@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.common import DONE, add_verb
+from remnant.cli.common import DONE, add_verb, say
 from remnant.errors import InputError, StoreError, expected
 
 
@@ -30,26 +30,28 @@ def add(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from remnant.report.page import read_bundle, redact, write_page
+    from remnant.store import make_private, read_run, take_lock
 
+    if not read_run(arguments.directory).finished:
+        do = "the command that began it goes on with it"
+        raise StoreError(expected(f"{arguments.directory}", "a finished audit", "a begun one", do))
     audit, pictures = read_bundle(arguments.directory, images=not arguments.no_images)
     if arguments.redact:
         audit, pictures = redact(audit, pictures)
     place = arguments.out or arguments.directory
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        got = (error.strerror or str(error)).lower()
-        raise StoreError(
-            expected(f"{place}", "a directory to write to", got, "choose another --out")
-        ) from None
+    make_private(place)
+    lock = take_lock(place)  # so that nobody takes a file that is being written for a scrap
     try:
         written = write_page(place, audit, pictures)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # edited by hand
         raise InputError(
             expected(f"{arguments.directory}", f"values of {audit.schema}", f"others ({error})")
         ) from error
+    finally:
+        lock.release()
     if arguments.json:
         print(json.dumps({"page": str(written), "verdict": audit.verdict}))
     elif not arguments.quiet:
-        print(f"{audit.verdict}: {audit.sentence}\n{written}")
+        say(f"{audit.verdict}: {audit.sentence}")
+        say(f"{written}")
     return DONE

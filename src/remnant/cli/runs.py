@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, console
-from remnant.errors import InputError, StoreError, expected
+from remnant.cli.common import DONE, add_verb, console, plain, say
+from remnant.errors import InputError, StoreError, cut, expected, printable
 
 if TYPE_CHECKING:
     from remnant.store import Run
@@ -61,7 +61,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         return DONE
     if not rows:
-        print(f"no runs in {arguments.folder}")
+        say(f"no runs in {arguments.folder}")
         return DONE
     from rich.table import Table
 
@@ -69,7 +69,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*map(plain, row.values()))
     console().print(table)
     return DONE
 
@@ -83,7 +83,7 @@ def runs_in(folder: Path) -> list[Run]:
     found = []
     for path in sorted(folder.rglob(RUN_FILE)):
         try:
-            found.append(read_run(path.parent))
+            found.append(read_run(path.parent, verify=False))  # `about` says what was altered
         except StoreError:
             continue
     return found
@@ -91,13 +91,19 @@ def runs_in(folder: Path) -> list[Run]:
 
 def about(run: Run) -> dict[str, Any]:
     """A run in a line: what it was, whether it is done, what came of it, how large it is."""
+    from remnant.store import read_run
+
     files = [path for path in run.path.iterdir() if path.is_file()]
+    try:
+        state = "done" if read_run(run.path).finished else "unfinished"
+    except StoreError:
+        state = "altered"
     return {
         "run": str(run.path),
         "verb": str(run.spec.get("verb", "?")),
         "seed": run.record.get("seeds", {}).get("seed", run.spec.get("seed", "")),
-        "state": "done" if run.finished else "unfinished",
-        "result": outcome(run),
+        "state": state,
+        "result": outcome(run) if state == "done" else "",
         "megabytes": round(sum(path.stat().st_size for path in files) / 1e6, 2),
     }
 
@@ -138,7 +144,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         for part, rows in found.items():
             for name, (one, other) in rows.items():
-                print(f"{part} {name}: {_brief(one)} | {_brief(other)}")
+                say(f"{part} {name}: {_brief(one)} | {_brief(other)}")
         if not any(found.values()):
             print("no difference")
     return DONE
@@ -171,8 +177,7 @@ def _flat(value: Any, at: str) -> list[tuple[str, Any]]:
 
 
 def _brief(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return cut("nothing" if value is None else json.dumps(value), 60)
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
@@ -180,19 +185,22 @@ def run_remove(arguments: argparse.Namespace) -> int:
         check_removable(folder)
     for folder in arguments.folders:
         if not arguments.yes and not _confirmed(folder):
-            print(f"kept {folder}")
+            say(f"kept {folder}")
             continue
         remove_run(folder)
         if not arguments.quiet:
-            print(f"removed {folder}")
+            say(f"removed {folder}")
     return DONE
 
 
 def check_removable(folder: Path) -> None:
     """A run's own directory with nothing in it but what a run writes, or an error."""
+    from remnant.store import take_lock
+
     if folder.is_symlink():
         raise StoreError(expected(f"{folder}", "a run's own directory", "a link to one"))
     files_of(folder)
+    take_lock(folder).release()  # nobody is at work in it
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise StoreError(expected(f"{folder}", "a folder that we are not in", "this one"))
 
@@ -201,7 +209,7 @@ def files_of(folder: Path) -> list[Path]:
     """All that lies in a run's directory, `run.json` last; what no run writes is an error."""
     from remnant.store import RUN_FILE, read_run
 
-    run = read_run(folder)
+    run = read_run(folder, verify=False)  # what was altered may go too
     demo = run.spec.get("verb") == "demo"
     found: list[Path] = []
     for path in sorted(folder.iterdir(), key=lambda path: (path.name == RUN_FILE, path.name)):
@@ -244,4 +252,4 @@ def _confirmed(folder: Path) -> bool:
 
     if not sys.stdin.isatty():
         raise InputError(expected("runs remove", "--yes", "nobody to ask"))
-    return input(f"remove {folder}? [y/N] ").strip().lower() in ("y", "yes")
+    return input(f"remove {printable(str(folder))}? [y/N] ").strip().lower() in ("y", "yes")

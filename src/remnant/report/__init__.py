@@ -1,5 +1,6 @@
 """Pictures of a finding. Each figure's data is computed by one function and drawn by another."""
 
+from remnant.report import backend as _backend  # noqa: F401  before matplotlib
 from remnant.report.curve import (
     Series,
     Spectrum,

@@ -70,8 +70,9 @@ def _holder(inode: int) -> str:
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/locks").read_text().splitlines():
             words = line.split()
-            if words[1] == "FLOCK" and words[5].rsplit(":", 1)[-1] == str(inode):
-                return f"process {int(words[4])}"
+            same = words[1] == "FLOCK" and words[5].rsplit(":", 1)[-1] == str(inode)
+            if same and int(words[4]) > 0:  # 0: one that this container cannot see
+                return f"process {words[4]}"
     return "another process"
 
 

@@ -25,8 +25,10 @@ from remnant.report.sheet import drawable
 from remnant.store import (
     FINDING_FILE,
     KEY,
+    RUN_FILE,
     Run,
     read_candidates,
+    read_run,
     write_bytes,
     write_candidates,
     write_text,
@@ -99,12 +101,15 @@ def write_bundle(
 def read_bundle(directory: str | Path, *, images: bool = True) -> tuple[Audit, Pictures]:
     """The audit in `directory` and its pictures, unless they are to be left out.
 
-    A file that the audit names and the directory lacks is an error.
+    A file that the audit names and the directory lacks is an error, and so is one that is not
+    what a finished audit wrote.
     """
     path = Path(directory)
+    if (path / RUN_FILE).exists():
+        read_run(path)  # checks every file
     try:
         audit = Audit.from_json((path / FINDING_FILE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         got = getattr(error, "strerror", None) or error
         do = "give the directory that remnant audit wrote"
         raise StoreError(expected(f"{path / FINDING_FILE}", "an audit", got, do)) from None
@@ -140,6 +145,8 @@ def redact(audit: Audit, pictures: Pictures) -> tuple[Audit, Pictures]:
 
 def blur(images: Tensor) -> Tensor:
     """n x shape, each reduced to at most BLURRED_TO pixels a side and drawn large again."""
+    if not len(images):  # no attack ran, so that no record is shown
+        return images
     h, w = images.shape[-2:]
     longest = max(h, w)
     tall, wide = (max(1, round(min(BLURRED_TO, longest) * side / longest)) for side in (h, w))

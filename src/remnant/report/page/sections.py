@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from remnant.bundle import Attacked, Audit, Verdict
+from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.report.curve import Series, Spectrum, curve_data, spectrum_data
 from remnant.report.page import charts
 from remnant.report.page.elements import Child, element
@@ -40,7 +40,7 @@ TITLES = {
 }
 MEANING = {
     Verdict.EXPOSED: "Records came back, and chance does not explain it.",
-    Verdict.NOT_EXPOSED: "Attacks that work on a twin that leaks got nothing here.",
+    Verdict.NOT_EXPOSED: "Attacks that pass their control, a twin that leaks, got nothing here.",
     Verdict.INCONCLUSIVE: "Nothing was proved. That is not the same as safe.",
     Verdict.NOT_APPLICABLE: "None of the adversaries exists here.",
 }
@@ -73,9 +73,17 @@ def header(audit: Audit) -> Element:
         element("p", badge(audit.verdict), class_="verdict"),
         element("h1", audit.sentence),
         element("p", MEANING[verdict_of(audit.verdict)], class_="note"),
+        _notes(audit.notes),
         element("ul", *numbers, class_="numbers"),
         element("dl", *definitions(told), class_="told"),
     )
+
+
+def _notes(notes: Sequence[str]) -> Element | None:
+    """What is to be known of the data before any result."""
+    if not notes:
+        return None
+    return element("ul", *(element("li", line) for line in notes), class_="notes")
 
 
 def adversaries(audit: Audit) -> Element:
@@ -92,8 +100,7 @@ def _adversary(row: Attacked) -> Element:
     if finding is not None and spectrum is not None and told_by(spectrum):
         facts.append(("Counted", f"{finding.counted} records, without seeing the data"))
     if row.control is not None:
-        told = f"{row.control.recovered} of {row.control.records} records of a twin that must leak"
-        facts.append(("Control", f"{told}: {row.control.reason}"))
+        facts.append(("Control", control_words(row.control)))
     return element(
         "article",
         element("h3", row.title, " ", element("code", row.attack)),
@@ -102,6 +109,13 @@ def _adversary(row: Attacked) -> Element:
         exactly("Settings", row.settings),
         class_="adversary",
     )
+
+
+def control_words(control: Control) -> str:
+    """How the attack did on a twin that must leak, and what follows for its silence here."""
+    told = f"{control.recovered} of {control.records} records of a twin that must leak"
+    sign = "passed" if control.passed else "not passed, so finding nothing here proves nothing"
+    return f"{sign}: {told}; {control.reason}"
 
 
 def evidence(audit: Audit) -> Element | None:
