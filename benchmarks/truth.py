@@ -162,15 +162,15 @@ def _content(path: Path) -> bytes:
 
 def audit(folder: Path, given: Sequence[str], source: Path) -> Row:
     """`remnant audit --gate` in a process of its own."""
-    out = folder / "found"
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(folder / "found", ignore_errors=True)
     command = [sys.executable, "-m", "remnant", "audit", *given, "--gate", "--quiet"]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    around = os.environ | threads | {"PYTHONPATH": str(source)}
+    around = os.environ | threads | {"PYTHONPATH": str(source.resolve())}
     begun = cpu_of_children()
     try:
         done = subprocess.run(
-            [*command, "--out", str(out)],
+            [*command, "--out", "found"],
+            cwd=folder,
             env=around,
             capture_output=True,
             text=True,

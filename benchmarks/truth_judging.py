@@ -41,6 +41,7 @@ class Truth:
     used: Array
     trained: Array
     unit: Array
+    std: Array
     ids: tuple[str, ...]
 
     @property
@@ -145,14 +146,15 @@ def _far(finding: Mapping[str, Any], run: Path, known: Truth) -> int:
     for row in finding["exposed"]:
         place = _row_of(row["id"], known)
         record = known.declared[place]
-        near = min((_distances(c, record[None], known).min() for c in held), default=np.inf)
+        near = min((_apart(c, record[None], known.unit).min() for c in held), default=np.inf)
         count += near > BACK * known.spread
     return count
 
 
-def _distances(candidates: Array, records: Array, known: Truth) -> Array:
-    gaps = (candidates[:, None] - records[None]) / known.unit
-    return np.sqrt((gaps**2).sum(2))
+def _apart(candidates: Array, records: Array, unit: Array) -> Array:
+    gaps = (candidates[:, None] - records[None]) / unit
+    distances: Array = np.sqrt((gaps**2).sum(2))
+    return distances
 
 
 def _certified(finding: Mapping[str, Any], run: Path, known: Truth) -> dict[str, Any]:
@@ -164,26 +166,28 @@ def _certified(finding: Mapping[str, Any], run: Path, known: Truth) -> dict[str,
         if candidates is None or not passed or not any(passed):
             continue
         which = np.flatnonzero(passed)
-        error = _distances(candidates[which], known.trained, known).min(1)
-        stated = _stated(figures, candidates, known)[which]
-        exact = EXACT * known.spread
+        share = _apart(candidates[which], known.trained, known.unit).min(1) / known.spread
+        error = _apart(candidates[which], known.trained, known.std).min(1)
+        beyond = (error > _stated(figures, candidates)[which]) & (share > ROUNDING)
+        unstated = np.isnan(_stated(figures, candidates)[which])
         total["certified"] += len(which)
-        total["false"] += int((error > np.fmax(stated, exact)).sum())
-        total["beyond"] += int((error > stated + ROUNDING * known.spread).sum())
-        total["farthest"] = max(total["farthest"], float(error.max() / known.spread))
+        total["false"] += int(((share > EXACT) & (beyond | unstated)).sum())
+        total["beyond"] += int(beyond.sum())
+        total["farthest"] = max(total["farthest"], float(share.max()))
     return total
 
 
-def _stated(figures: Mapping[str, Any], candidates: Array, known: Truth) -> Array:
-    """The distance that each candidate admits to, in units; NaN where it states none.
+def _stated(figures: Mapping[str, Any], candidates: Array) -> Array:
+    """The distance that each candidate admits to, in the model's scale; NaN where it states none.
 
-    `expected_error` is a squared distance in the model's scale, which divides a table's features
-    by their spread as the unit does; of images it is taken for the data's own.
+    `error` is a root mean square over a record's numbers, `expected_error` a squared distance.
     """
-    stated = figures.get("expected_error")
-    if stated is None or len(stated) != len(candidates):
-        return np.full(len(candidates), np.nan)
-    return np.sqrt(np.array([np.nan if v is None else v for v in stated], float))
+    for key, scale in (("error", candidates.shape[1] ** 0.5), ("expected_error", 1.0)):
+        stated = figures.get(key)
+        if isinstance(stated, list) and len(stated) == len(candidates):
+            values = np.array([np.nan if v is None else v for v in stated], float)
+            return scale * (values if key == "error" else np.sqrt(values))
+    return np.full(len(candidates), np.nan)
 
 
 def _sentence(finding: Mapping[str, Any]) -> str:

@@ -88,6 +88,7 @@ def make_dense(what: Dense, folder: Path, seed: int) -> Made:
         used=records.used,
         trained=_in_declared_scale(what, records, mean, std),
         unit=unit_of(records),
+        std=std if what.told in ("all", "no mean") else 1.0,
         ids=ids,
     )
 

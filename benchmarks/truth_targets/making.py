@@ -34,7 +34,8 @@ class Made:
     declared: the records of the data file. used: which of them were trained on, if need be in
     another form. trained: what really went into the training, in the scale that was declared (the
     model's inputs times the declared std plus the declared mean). unit: by which differences are
-    divided before they are measured; a number, or one for each feature of a table.
+    divided before they are measured; a number, or one for each feature of a table. std: what the
+    audit was told to divide by, and so the model's scale, in which errors are stated.
     """
 
     options: Options
@@ -42,6 +43,7 @@ class Made:
     used: Array
     trained: Array
     unit: Array | float = 1.0
+    std: Array | float = 1.0
     ids: tuple[str, ...] = ()
 
 
@@ -82,29 +84,24 @@ def write_json(path: Path, values: Any) -> None:
 
 def write_truth(folder: Path, made: Made) -> None:
     """For the judge; no audit is told of these files."""
-    n = len(made.declared)
+    n, numbers = len(made.declared), made.declared[0].size
     np.savez(
         folder / "truth.npz",
         declared=np.reshape(made.declared, (n, -1)).astype(float),
         used=made.used,
         trained=np.reshape(made.trained, (len(made.trained), -1)).astype(float),
-        unit=np.broadcast_to(np.reshape(made.unit, -1), made.declared[0].size).astype(float),
+        unit=np.broadcast_to(np.reshape(made.unit, -1), numbers).astype(float),
+        std=np.broadcast_to(np.reshape(made.std, -1), numbers).astype(float),
         ids=np.array(made.ids or [""] * n),
     )
 
 
 def arguments(folder: Path, options: Options) -> list[str]:
-    """For `remnant audit`: flags where flags can say it, an audit.yaml otherwise."""
-    values = {
-        key: str(folder / value) if isinstance(value, str) and (folder / value).is_file() else value
-        for key, value in options.items()
-    }
-    if any(isinstance(value, dict) or key == "records" for key, value in values.items()):
+    """For `remnant audit` in that folder: flags where flags can say it, an audit.yaml otherwise."""
+    values = dict(options)
+    if any(isinstance(value, dict) for value in values.values()):
         if isinstance(values.get("attacks"), str):
             values["attacks"] = values["attacks"].split(",")
         write_json(folder / "audit.yaml", values)  # JSON is YAML
-        return [str(folder / "audit.yaml")]
-    flags: list[str] = []
-    for key, value in values.items():
-        flags += [f"--{key.replace('_', '-')}", str(value)]
-    return flags
+        return ["audit.yaml"]
+    return [text for key, value in values.items() for text in (f"--{key}", str(value))]

@@ -76,10 +76,12 @@ class Training:
     noise: float = 0.0
     clip: float = 1.0
     augment: bool = False  # each batch mirrored at random and moved by a pixel
+    frozen: bool = False  # the first layer stays as it is
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, loss: str, how: Training) -> None:
     model.train()
+    next(model.children()).requires_grad_(not how.frozen)
     if how.optimiser == "stationary":
         _to_stationarity(model, x, y, loss, how)
     elif how.optimiser == "small":

@@ -76,10 +76,13 @@ def leaky() -> Iterator[Target]:
     yield one("decoys_half", "half of the trained records declared", of(12, declare="subset"))
     yield one("half_unused", "half of the declared records trained", of(12, declare="half"))
     yield one("superset", "12 of 24 declared were trained", of(12, declare="superset"))
-    for h in (2, 5):
+    yield one("every_ntk8", "every adversary that applies", replace(of(8, width=100), every=True))
+    for h in (1, 2, 5):
         yield one(f"holdout{h}_ntk8", f"{h} records held out", of(8, holdout=h))
     yield one(
-        "first_layer_frozen", "the first layer did not move", replace(of(6), after=_first_frozen)
+        "first_layer_frozen",
+        "the first layer did not move",
+        replace(of(6), how=Training(frozen=True)),
     )
 
 
@@ -96,6 +99,11 @@ def cannot() -> Iterator[Target]:
             of(10, declare="neighbours"),
         )
     yield one("other12_ntk", never, of(12, declare="others"))
+    yield one(
+        "every_ntk8",
+        f"{never}; every adversary that applies",
+        replace(of(8, width=100, declare="others"), every=True),
+    )
     yield one("other24_holdout6_ntk", never, of(24, declare="others", holdout=6))
     yield one("faces_other10_ntk", never, of(10, data="faces", declare="others", holdout=60))
     yield one("mnist_other10_ntk", never, of(10, data="mnist", declare="others"))
@@ -202,8 +210,4 @@ def _swapped(final: State, initial: State, x: Tensor) -> tuple[State, State]:
 
 
 def _other_initial(final: State, initial: State, x: Tensor) -> tuple[State, State]:
-    return final, {n: v[torch.randperm(len(v))] for n, v in initial.items()}
-
-
-def _first_frozen(final: State, initial: State, x: Tensor) -> tuple[State, State]:
-    return final | {name: initial[name] for name in ("0.weight", "0.bias")}, initial
+    return final, {n: v.abs().max() * (2 * torch.rand_like(v) - 1) for n, v in initial.items()}

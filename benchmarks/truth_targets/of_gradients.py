@@ -70,6 +70,9 @@ def leaky() -> Iterator[Target]:
         "zero_images3of8", "three records are all zero", replace(of(8, twice="zero"), centre="none")
     )
     yield one("near_pairs_gradient8", "half are the others with 3% noise", of(8, twice="near"))
+    yield one(
+        "every_gradient8", "every adversary that applies", replace(of(8, width=100), every=True)
+    )
     yield one("gradient_half8", "4 of 8 declared in the batch", of(8, declare="half"))
     yield one("ages_gradient1", "one number, one record", of(1, data="ages"))
     yield one(
@@ -187,7 +190,7 @@ def holdouts() -> Iterator[Target]:
         "the same 10 patients measured again + 10 others",
         of(10, data="bc", holdout=20, copies=10, noise=0.05, **near),
     )
-    for h in (2, 5):
+    for h in (1, 2, 5):
         yield target(f"leaky_gradient8_h{h}", "leaks", f"{h} records held out", of(8, holdout=h))
     yield target("leaky_gradient30_h8", "leaks", "8 held out of 30", of(30, holdout=8))
     yield target(
