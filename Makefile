@@ -1,5 +1,6 @@
 # make demo   train a model on faces and take the faces back out of its weights
 # make test   lint, types and tests
+# make truth  audits of 25 targets whose truth is known; fails on a wrong verdict
 # make bench  fast paths beside the obvious way, in one run
 # Each makes .venv and installs what it needs first.
 
@@ -7,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test bench clean
+.PHONY: demo test truth bench clean
 
 demo: .venv/installed
 	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
@@ -19,6 +20,10 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
+
+truth: .venv/installed
+	@echo "== truth: 25 targets of known truth, audited through the command line"
+	$(BIN)/python benchmarks/truth.py --jobs 2
 
 bench: .venv/installed
 	@echo "== bench: Gram matrix, layerwise against stacked per-sample gradients"

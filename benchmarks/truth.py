@@ -32,8 +32,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from truth_judging import judge
 from truth_targets.making import TRUTHS, arguments, write_truth
 from truth_targets.table import TARGETS

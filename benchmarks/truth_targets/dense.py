@@ -76,12 +76,17 @@ def make_dense(what: Dense, folder: Path, seed: int) -> Made:
     if what.model != "":
         options["model"] = what.model or model_text(what.shape, x.shape[1], outputs)
     ids = tuple(f"r{i}" for i in range(len(records.declared))) if what.ids else ()
-    for name, part, y in (
+    files = (
         ("train.npz", records.declared, records.labels),
         ("test.npz", records.holdout, records.holdout_labels),
-    ):
+        ("public.npz", records.public, records.public_labels),
+    )
+    for name, part, y in files:
         named = ids if name == "train.npz" else ()
-        write_records(folder / name, part, labels_of(what.loss, y).numpy(), named)
+        if len(part):
+            write_records(folder / name, part, labels_of(what.loss, y).numpy(), named)
+    if len(records.public):
+        options["public"] = "public.npz"
     return Made(
         options={"data": "train.npz", "holdout": "test.npz"} | options | what.extra,
         declared=records.declared,
@@ -107,7 +112,7 @@ def as_template(records: Drawn, drawn: np.random.Generator) -> Drawn:
     at = np.linspace(0, 2 * np.pi, side)
     pattern = 0.5 + 0.25 * (np.sin(at + drawn.uniform(0, 6))[:, None] + np.cos(at * 1.5)[None])
     values = vars(records).copy()
-    for name in ("trained", "declared", "holdout", "pool"):
+    for name in ("trained", "declared", "holdout", "public", "pool"):
         values[name] = (0.8 * pattern + 0.2 * values[name]).astype(np.float32)
     return Drawn(**values)
 

@@ -16,10 +16,14 @@ from truth_targets.networks import Shape, State, Training
 from truth_targets.scenes import Scene
 
 SAMPLE = {
-    "leaky_n1", "leaky_wd_sgd", "leaky_faces_ntk10", "cannot_other5_ntk", "mis_flip5_ntk",
-    "mis_bgr5_ntk", "mis_std_omitted", "cannot_nearest_neighbour_ntk10", "mis_near_copies_ntk",
-    "mis_swapped",
-}  # fmt: skip
+    "leaky_n1",
+    "leaky_wd_sgd",
+    "cannot_other5_ntk",
+    "cannot_nearest_neighbour_ntk10",
+    "mis_flip5_ntk",
+    "mis_bgr5_ntk",
+    "mis_near_copies_ntk",
+}
 
 
 def target(name: str, truth: str, note: str, what: Dense) -> Target:
@@ -160,6 +164,11 @@ def misdeclared() -> Iterator[Target]:
     yield one("swapped", "initial and final weights swapped", replace(of(12), after=_swapped))
     yield one("initial_other_seed", "another seed's initial", replace(of(12), after=_other_initial))
     copies = {"holdout_of": "copies", "noise": 0.02}
+    yield one(
+        "all_copies_ntk",
+        "the hold-out is 12 near copies; strangers are public",
+        of(12, holdout=12, copies=12, public=100, **copies),
+    )
     for s in ("", "_s2"):
         yield one(
             f"near_copies_ntk{s}",

@@ -14,11 +14,13 @@ from truth_targets.scenes import Scene
 
 TABLES = ("bc", "wine", "g5", "onehot")
 SAMPLE = {
-    "leaky_gradient8", "leaky_bc_gradient8", "cannot_other_gradient50_h8_s21",
-    "cannot_nearest_neighbour_gradient30", "cannot_prototypes_gradient50_h100_s2",
-    "mis_gradient_flip8", "mis_columns_permuted", "mis_remeasured_bc",
-    "cannot_other50_holdout_unlike",
-}  # fmt: skip
+    "leaky_gradient8",
+    "cannot_other_gradient50_h8_s21",
+    "cannot_nearest_neighbour_gradient30",
+    "cannot_prototypes_gradient50_h100_s2",
+    "mis_columns_permuted",
+    "mis_remeasured_bc",
+}
 
 
 def target(name: str, truth: str, note: str, what: Dense) -> Target:
@@ -174,6 +176,11 @@ def holdouts() -> Iterator[Target]:
         "nearcopies_16",
         "hold-out: 8 near copies (3%) + 8 strangers",
         of(8, holdout=16, copies=8, noise=0.03, **near),
+    )
+    yield one(
+        "nearcopies_8",
+        "the hold-out is 8 near copies; strangers are public",
+        of(8, holdout=8, copies=8, public=100, **near),
     )
     yield one(
         "nearcopies_all_n2pct",

@@ -10,7 +10,7 @@ from truth_targets.linear import Linear, make_linear
 from truth_targets.making import Target
 from truth_targets.scenes import Scene
 
-SAMPLE = {"leaky_glm_bc", "leaky_glm_1feature", "cannot_glm_other_bc", "leaky_glm_ages"}
+SAMPLE = {"leaky_glm_bc", "leaky_glm_1feature", "cannot_glm_other_bc"}
 
 
 def target(name: str, truth: str, note: str, what: Linear) -> Target:

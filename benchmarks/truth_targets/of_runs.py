@@ -17,7 +17,7 @@ from truth_targets.networks import Shape, Training
 from truth_targets.scenes import Scene
 
 LAST = 15
-SAMPLE = {"leaky_informed_elu16", "cannot_informed_neighbour", "budget_kkt"}
+SAMPLE = {"cannot_informed_neighbour", "budget_kkt"}
 
 
 def of(**scene: Any) -> Dense:

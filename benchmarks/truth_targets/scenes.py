@@ -59,7 +59,8 @@ class Scene:
     "others", "neighbours" (the nearest other record of each), "half", "superset", "subset" or
     "centres" (training saw k-means centres of strangers). holdout_of: "plain", "sorted" by class,
     "inverted" or "copies": so many of the training records with noise of `noise` standard
-    deviations of a feature, among strangers. twice: records that stand in the training set more
+    deviations of a feature, then strangers. public: so many strangers in a file of their own; with
+    none, audits halve the hold-out. twice: records that stand in the training set more
     than once: "same" (the first two), "last" (the last and the first), "near" (half are nearly the
     other half), "labels" (the first two under two labels), "zero" (three blank ones) or "all".
     scaled: multiplies every value of the set. columns: only so many features of it.
@@ -76,6 +77,7 @@ class Scene:
     twice: str | None = None
     scaled: float = 1.0
     columns: int | None = None
+    public: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +91,8 @@ class Drawn:
     used: Array
     holdout: Array
     holdout_labels: Array
+    public: Array
+    public_labels: Array
     pool: Array
 
 
@@ -134,6 +138,8 @@ def draw(scene: Scene, drawn: np.random.Generator) -> Drawn:
         used=used,
         holdout=held,
         holdout_labels=held_labels,
+        public=x[rest_rows[-scene.public :]] if scene.public else x[:0],
+        public_labels=y[rest_rows[-scene.public :]] if scene.public else y[:0],
         pool=x,
     )
 
@@ -208,6 +214,4 @@ def _held_out(
         near = near.clip(0, 1) if x.ndim == 4 else near
         held = np.concatenate([near.astype(x.dtype), held[: scene.holdout - k]])
         held_labels = np.concatenate([labels[:k], held_labels[: scene.holdout - k]])
-        order = drawn.permutation(len(held))
-        held, held_labels = held[order], held_labels[order]
     return held, held_labels
