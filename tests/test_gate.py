@@ -73,7 +73,7 @@ def refused(folder, capsys, body, method="", verb="audit"):
     assert main(words(folder, verb, f"--out={folder / 'out'}")) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert not (folder / "out" / "finding.json").exists()
+    assert not (folder / "out").exists()  # nothing stands in the mended model's way
     return err
 
 
@@ -123,7 +123,7 @@ def test_a_fault_that_comes_late_names_the_line(folder, capsys):
         codes.append("SystemExit: 0" in err)
         said += err
     assert all(codes)
-    assert f"{folder / 'net.py'}, line 17: it raised SystemExit: 0" in said
+    assert f"{folder / 'net.py'}, line 16: it raised SystemExit: 0" in said
 
 
 def test_a_state_dict_of_their_own_does_not_matter(folder):
@@ -158,14 +158,13 @@ def run_in_one(folder, *more, **environment):
 
 def test_an_edited_finding_does_not_open_the_gate(folder, capsys):
     out = folder / "out"
-    first = run_in_one(folder, f"--out={out}", MPLBACKEND="nonsense")
-    assert first.returncode in (3, 4)
-    code = first.returncode
-    assert main(words(folder, "audit", f"--out={out}", "--quiet")) == code  # shown again
+    flags = ("audit", "--attacks=gradient", f"--out={out}")  # which does not apply: quick
+    assert run_in_one(folder, *flags[1:], MPLBACKEND="nonsense").returncode == 4
+    assert main(words(folder, *flags, "--quiet")) == 4  # shown again
     file = out / "finding.json"
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {"verdict": "not exposed"}))
-    assert main(words(folder, "audit", f"--out={out}")) == 2
+    assert main(words(folder, *flags)) == 2
     err = capsys.readouterr().err
     assert f"{file}: expected the file that the run wrote, got another" in err
     assert err.count("\n") == 1

@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, expected, printable, text_of
 from remnant.progress import Step, listening
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
+
+    from remnant.store import Run
 
 WIDE = 1000  # columns on a pipe or in a file; rows are not padded to it
 SOON, EVERY = 2.0, 30.0  # seconds before a task gets a line where no terminal is, and between
+PROCESSES = 1024  # on one machine: as many cores as any has, and few enough to start
 DONE, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 2, 130, 143  # exit codes
 
 
@@ -84,18 +88,44 @@ def place(arguments: argparse.Namespace) -> str | None:
 
     on: str | None = arguments.on
     if arguments.jobs is not None:
-        if arguments.jobs < 1:
-            raise InputError(expected("--jobs", "1 or more", arguments.jobs))
+        if not 1 <= arguments.jobs <= PROCESSES:
+            raise InputError(expected("--jobs", f"1 to {PROCESSES}", arguments.jobs))
         on = f"jobs:{arguments.jobs}"
     read_place(on)
     return on
+
+
+def plain(value: object, style: str = "") -> Text:
+    """A value for a table or a line: no markup, and no escape sequences of whoever named a file."""
+    from rich.text import Text
+
+    return Text(printable(text_of(value)), style=style)
+
+
+def say(line: str) -> None:
+    """A line on stdout, whatever a file put into it."""
+    print(printable(line))
 
 
 def console() -> Console:
     """Where tables are printed: as wide as they are where no terminal sets a width."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    width = None if sys.stdout.isatty() else WIDE
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+@contextmanager
+def taking_back(stored: Run) -> Iterator[None]:
+    """A run that was refused before anything came of it leaves no directory behind, so that the
+    mended command finds its place free."""
+    from remnant.store import discard
+
+    try:
+        yield
+    except (Exception, SystemExit):  # a user's module may call sys.exit
+        discard(stored)
+        raise
 
 
 @contextmanager
