@@ -100,8 +100,9 @@ def arguments(folder: Path, options: Options) -> list[str]:
     """For `remnant audit` in that folder: flags where flags can say it, an audit.yaml otherwise."""
     values = dict(options)
     if any(isinstance(value, dict) for value in values.values()):
-        if isinstance(values.get("attacks"), str):
-            values["attacks"] = values["attacks"].split(",")
+        for key in ("attacks", "targets"):  # lists, which flags write with commas
+            if isinstance(values.get(key), str):
+                values[key] = values[key].split(",")
         write_json(folder / "audit.yaml", values)  # JSON is YAML
         return ["audit.yaml"]
     return [text for key, value in values.items() for text in (f"--{key}", str(value))]
