@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from remnant.attacks import ATTACKS, Attack
+from remnant.attacks import Attack
+from remnant.attacks.made import make_attack
 from remnant.auditing.case import Case, twin_of_checkpoints, twin_of_gradient, twin_of_weights
 from remnant.auditing.left_out import (
     LINEAR,
@@ -31,11 +30,11 @@ from remnant.auditing.left_out import (
     without_informed,
     without_linear,
 )
-from remnant.errors import InputError, expected
 from remnant.models.linear_files import LinearModel
 from remnant.solvers.layers import Pair, first_pair
 from remnant.types import Examples, Target
 
+__all__ = ["ADVERSARIES", "Adversary", "Cost", "make_attack"]
 SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
 Twin = Callable[[Case, Attack, torch.Generator], tuple[Target, Examples]]
 
@@ -59,41 +58,6 @@ class Adversary:
     most: int = 0  # records left out in turn unless told otherwise; 0 = none is, all are sought
     rows: Callable[[Case, Targets, int, int], list[int]] = chosen_rows
     without: Callable[[Case, Sequence[int]], Iterator[Target]] | None = None
-
-
-def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
-    """The attack with these fields, or an error that names the fields that it has.
-
-    A field that holds settings of its own is changed by a mapping: {replaying: {evaluations: 40}}.
-    """
-    kind = ATTACKS.get(name)
-    if kind is None:
-        raise InputError(expected("attack", f"one of {', '.join(ATTACKS)}", repr(name)))
-    try:
-        made = kind()
-        inner = {
-            key: replace(getattr(made, key), **value)
-            for key, value in settings.items()
-            if isinstance(value, Mapping) and is_dataclass(getattr(made, key, None))
-        }
-        kind(**{**settings, **inner})  # names
-        values = {**settings, **{key: vars(value) for key, value in inner.items()}}
-        attack: Attack = TypeAdapter(kind).validate_python(values)  # types
-    except ValidationError as error:
-        fault = error.errors()[0]
-        what = f"settings of {name}: {'.'.join(map(str, fault['loc']))}"
-        wanted = fault["msg"].removeprefix("Input should be ")
-        raise InputError(expected(what, wanted, repr(fault["input"])[:60])) from None
-    except TypeError:
-        has = ", ".join(f.name for f in fields(cast(Any, kind)))
-        raise InputError(
-            expected(f"settings of {name}", f"some of {has}", dict(settings))
-        ) from None
-    for key, value in settings.items():
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
-            what = f"settings of {name}: {key}"
-            raise InputError(expected(what, "a number from 0 on", value))
-    return attack
 
 
 def _is_linear(case: Case) -> bool:

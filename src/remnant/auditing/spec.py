@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from remnant.attacks.made import make_attack
 from remnant.errors import InputError, brief, cut, expected
 from remnant.scoring.score import THRESHOLD
 
@@ -125,7 +126,7 @@ def read_spec(path: Path) -> AuditSpec:
     folder = path.parent
     for key in ("weights", "initial", "gradient", "recipe", "data_dir"):
         if isinstance(values.get(key), str):
-            values[key] = str(folder / Path(values[key]).expanduser())
+            values[key] = str(folder / _home(values[key]))
     for key in ("data", "holdout", "public"):
         name = values.get(key)
         if isinstance(name, str) and name and _exists(folder / name):
@@ -135,6 +136,13 @@ def read_spec(path: Path) -> AuditSpec:
         if colon and file.endswith(".py") and _exists(folder / file):
             values["model"] = f"{folder / file}:{factory}"
     return check_spec(values, str(path))
+
+
+def _home(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~nobody: a file may be called so
+        return Path(text)
 
 
 def _exists(path: Path) -> bool:
@@ -147,7 +155,10 @@ def _exists(path: Path) -> bool:
 def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
     """A valid spec, or one error that names every fault."""
     try:
-        return AuditSpec(**values)
+        spec = AuditSpec(**values)
+        for name, settings in spec.settings.items():
+            make_attack(name, settings)  # before anything is read or written
+        return spec
     except ValidationError as error:
         raise InputError(f"{where}: {'; '.join(_faults(error))}") from None
     except TypeError:  # a key that is not text

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.cases import read_case
-from remnant.cli.common import DONE, add_verb, bars, console, default_directory, prepare
+from remnant.cli.common import (
+    DONE,
+    add_verb,
+    bars,
+    console,
+    default_directory,
+    plain,
+    prepare,
+    say,
+    taking_back,
+)
 
 if TYPE_CHECKING:
     from remnant.auditing.spec import AuditSpec
@@ -89,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
                 redacted=spec.redact,
                 command=arguments.command,
             )
-            result = run_audit(case, plan, stored)
+            with taking_back(stored):
+                result = run_audit(case, plan, stored)
     show(result, stored.path, arguments)
     codes = {"exposed": EXPOSED, "inconclusive": INCONCLUSIVE}
     return codes.get(result.verdict, DONE) if arguments.gate else DONE
@@ -108,14 +119,14 @@ def run_preflight(arguments: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
     elif not arguments.quiet:
         for row in rows:
-            print(f"{row['attack']:9} {row['title']}")
+            say(f"{row['attack']:9} {row['title']}")
             if row["applies"]:
                 cost = f"about {row['seconds']:g} s with its control, {row['megabytes']:g} MB"
-                print(f"{'':9} applies; {cost}")
+                say(f"{'':9} applies; {cost}")
             else:
-                print(f"{'':9} does not apply: {row['why']}")
+                say(f"{'':9} does not apply: {row['why']}")
             if row["stronger"]:
-                print(f"{'':9} stronger: {row['stronger']}")
+                say(f"{'':9} stronger: {row['stronger']}")
     return DONE
 
 
@@ -146,12 +157,11 @@ def show(result: Audit, path: Path, arguments: argparse.Namespace) -> None:
         return
     if arguments.quiet:
         return
-    from rich.text import Text
 
     out = console()
-    out.print(Text(f"{result.verdict}: {result.sentence}", style="bold"))
+    out.print(plain(f"{result.verdict}: {result.sentence}", style="bold"))
     for row in result.attacks:
-        out.print(Text(f"  {row.title}: {row.verdict}; {row.reason}"))
+        out.print(plain(f"  {row.title}: {row.verdict}; {row.reason}"))
         if row.bound is not None and not row.bound["violated"]:  # else the reason begins with it
-            out.print(Text(f"    by the ledger: {row.bound['text']}"))
-    out.print(Text(f"in {path}: report.html, finding.json"), soft_wrap=True)
+            out.print(plain(f"    by the ledger: {row.bound['text']}"))
+    out.print(plain(f"in {path}: report.html, finding.json"), soft_wrap=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, console, prepare
+from remnant.cli.common import DONE, add_verb, console, plain, prepare
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -254,7 +254,6 @@ def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 def show(found: dict[str, Any]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in lines(found):
@@ -267,7 +266,7 @@ def show(found: dict[str, Any]) -> None:
             if least < 0
             else "The guarantee rules out nothing: gamma is 1."
         )
-        out.print(Text(promise, style="bold"))
+        out.print(plain(promise, style="bold"))
     out.print(table)
 
 

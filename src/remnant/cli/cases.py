@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from remnant.models.linear_files import LinearModel
     from remnant.types import Examples, Target
 
+GUESSED = "no --model was given and dense layers were taken for ReLU: give --model to be sure"
+
 
 def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     """The case that the spec describes, and hashes of all that was read."""
@@ -61,6 +63,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         loss=loss,
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
+        assumed=() if spec.model or is_linear(spec.weights) else (GUESSED,),
     )
     hashes |= {name: hash_examples(part) for name, part in (("data", truth), *others.items())}
     return case, hashes
@@ -68,6 +71,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
 
 def read_others(spec: AuditSpec) -> dict[str, Examples]:
     """Records that were not trained on: the held-out and the public ones, or half of either."""
+    from remnant.auditing.case import halves
     from remnant.data import load
 
     others = {
@@ -80,13 +84,9 @@ def read_others(spec: AuditSpec) -> dict[str, Examples]:
         raise InputError(expected("audit", "records that were not trained on", "none", do))
     if len(others) == 1:
         (only,) = others.values()
-        middle = len(only) // 2
-        if middle < 1:
+        if len(only) < 2:
             raise InputError(expected("--holdout", "two records or more", len(only)))
-        others = {
-            "holdout": only.take(range(middle)),
-            "public": only.take(range(middle, len(only))),
-        }
+        others = dict(zip(("holdout", "public"), halves(only), strict=True))
     return others
 
 

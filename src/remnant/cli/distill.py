@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, bars, console, default_directory, prepare
+from remnant.cli.common import DONE, add_verb, bars, console, default_directory, plain, prepare
 from remnant.errors import InputError, RemnantError, expected
 
 if TYPE_CHECKING:
@@ -131,7 +131,6 @@ def show(result: dict[str, Any], records: int, stored: Run, arguments: argparse.
         return
     if arguments.quiet:
         return
-    from rich.text import Text
 
     out = console()
     if "table" in result:
@@ -141,12 +140,11 @@ def show(result: dict[str, Any], records: int, stored: Run, arguments: argparse.
     _print_table(out, lines, records)
     again = " (done before; remove the directory to run it again)" if stored.finished else ""
     files = ", ".join(sorted(p.name for p in stored.path.iterdir() if not p.name.startswith(".")))
-    out.print(Text(f"in {stored.path}{again}: {files}"), soft_wrap=True)
+    out.print(plain(f"in {stored.path}{again}: {files}"), soft_wrap=True)
 
 
 def _print_table(out: Console, lines: list[dict[str, Any]], records: int) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("trained on", *SHOWN, "record", "held out", "copies"):
@@ -159,10 +157,10 @@ def _print_table(out: Console, lines: list[dict[str, Any]], records: int) -> Non
         ]
         near = [f"{line['near_records']:.3f}", f"{line['near_held_out']:.3f}"]
         table.add_row(line["method"], *scores, *near, f"{line['copies_records']:g}")
-    out.print(Text("Test accuracy in %, of networks that saw these images alone", style="bold"))
+    out.print(plain("Test accuracy in %, of networks that saw these images alone", style="bold"))
     out.print(table)
     words = (
         "record, held out: correlation of an image with the nearest of {n} records, or of {n} "
         "held out (medians); copies: images above 0.9 with a record"
     )
-    out.print(Text(words.format(n=records), style="dim"))
+    out.print(plain(words.format(n=records), style="dim"))

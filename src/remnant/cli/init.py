@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remnant.cli.cases import is_linear, read_linear_model
-from remnant.cli.common import DONE, add_verb
+from remnant.cli.common import DONE, add_verb, say
 from remnant.errors import InputError, StoreError, expected
 
 FILE = "audit.yaml"
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(expected(f"{target}", "a place to write", error.strerror)) from None
     if not arguments.quiet:
-        print(f"wrote {target}; look it through, then: remnant audit {target}")
+        say(f"wrote {target}; look it through, then: remnant audit {target}")
     return DONE
 
 

@@ -20,6 +20,7 @@ from remnant.cli.common import (
     default_directory,
     place,
     prepare,
+    taking_back,
 )
 from remnant.cli.target import add_held, read_linear_target, read_target
 from remnant.errors import InputError, expected
@@ -184,6 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from remnant.attacks import ATTACKS
+    from remnant.attacks.made import make_attack
     from remnant.auditing import without_truth
     from remnant.cli.show import show_finding, show_record
     from remnant.store import (
@@ -196,17 +198,22 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     with bars(arguments.quiet):
-        target, hashes = ADVERSARIES[arguments.attack].read(arguments)
         kind = ATTACKS[arguments.attack]
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
-        attack = kind(**{k: v for k, v in vars(arguments).items() if k in fields})
+        settings = {k: v for k, v in vars(arguments).items() if k in fields}
+        attack = make_attack(arguments.attack, settings)
+        target, hashes = ADVERSARIES[arguments.attack].read(arguments)
         spec = run_spec(arguments, attack, target) | hashes
         stored = open_run(arguments.out or default_directory(spec), spec)
         if stored.finished:
             finding = read_finding(stored)
         else:
             generator = torch.Generator().manual_seed(arguments.seed)
-            with keeping_states(stored), spreading_shadows(stored, arguments):
+            with (
+                taking_back(stored),
+                keeping_states(stored),
+                spreading_shadows(stored, arguments),
+            ):
                 candidates = attack(target, generator=generator)
                 finding = without_truth(candidates, attack=arguments.attack)
                 write_candidates(stored, candidates)

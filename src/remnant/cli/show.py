@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
-from remnant.cli.common import console
+from remnant.cli.common import console, plain
 from remnant.store import Run
 from remnant.types import Finding, Target
 
@@ -31,19 +30,19 @@ def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> N
     if arguments.quiet:
         return
     out = console()
-    out.print(Text(headline(finding), style="bold"))
-    out.print(Text(finding.reason))
+    out.print(plain(headline(finding), style="bold"))
+    out.print(plain(finding.reason))
     if finding.records is not None:
         out.print(scores_table(finding))
     seconds = read_seconds(run)
     if seconds:
-        out.print(Text(seconds, style="dim"))
+        out.print(plain(seconds, style="dim"))
     written = [name for name in FILES if (run.path / name).exists()]
     again = " (done before; remove the directory to run it again)" if run.finished else ""
-    out.print(Text(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
+    out.print(plain(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
     page = run.path / "audit" / "report.html"
     if page.exists():
-        out.print(Text(f"the page: {page}", style="bold"), soft_wrap=True)
+        out.print(plain(f"the page: {page}", style="bold"), soft_wrap=True)
 
 
 def show_record(target: Target, run: Run, arguments: argparse.Namespace) -> None:

@@ -15,8 +15,10 @@ from remnant.cli.common import (
     console,
     default_directory,
     place,
+    plain,
     prepare,
 )
+from remnant.errors import printable, text_of
 
 if TYPE_CHECKING:
     from remnant.experiments.studies import StudyResult
@@ -100,7 +102,6 @@ def show_study(
     if arguments.quiet:
         return
     from rich.table import Table
-    from rich.text import Text
 
     from remnant.experiments.studies import STUDIES
 
@@ -111,14 +112,14 @@ def show_study(
     for row in result.rows:
         table.add_row(*(cell(row.get(column)) for column in study.columns))
     out = console()
-    out.print(Text(study.title, style="bold"))
+    out.print(plain(study.title, style="bold"))
     out.print(table)
     for name in missing:
-        out.print(Text(f"{name} is not in --data-dir: left out", style="dim"))
+        out.print(plain(f"{name} is not in --data-dir: left out", style="dim"))
     seconds = sum(row["cpu_seconds"] for row in result.rows)
-    out.print(Text(f"attacks: {seconds:.1f} CPU seconds", style="dim"))
+    out.print(plain(f"attacks: {seconds:.1f} CPU seconds", style="dim"))
     again = " (done before; remove the directory to run it again)" if stored.finished else ""
-    out.print(Text(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
+    out.print(plain(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
 
 
 def cell(value: Any) -> str:
@@ -126,4 +127,4 @@ def cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
+    return f"{value:.2g}" if isinstance(value, float) else printable(text_of(value))

@@ -17,9 +17,12 @@ from remnant.cli.common import (
     console,
     default_directory,
     place,
+    plain,
     prepare,
+    say,
+    taking_back,
 )
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, brief, expected
 
 if TYPE_CHECKING:
     from remnant.auditing.spec import AuditSpec
@@ -115,7 +118,8 @@ def run_audits(
     stored = open_run(arguments.out or default_directory(record), record)
     if stored.finished:
         return read_rows(stored), stored
-    return sweep_audits(points, specs, cases, run=stored, on=on), stored
+    with taking_back(stored):
+        return sweep_audits(points, specs, cases, run=stored, on=on), stored
 
 
 def run_attacks(
@@ -152,7 +156,8 @@ def run_attacks(
     stored = open_run(arguments.out or default_directory(record), record)
     if stored.finished:
         return read_rows(stored), stored
-    return sweep_attacks(points, specs, target, run=stored, on=on), stored
+    with taking_back(stored):
+        return sweep_attacks(points, specs, target, run=stored, on=on), stored
 
 
 def _without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:
@@ -198,7 +203,8 @@ def run_search(
     if stored.finished:
         finding = read_finding(stored)
     else:
-        found = search(target, how, hashes, run=stored, on=on, storage=storage)
+        with taking_back(stored):
+            found = search(target, how, hashes, run=stored, on=on, storage=storage)
         finding = without_truth(found.best, attack=how.attack)
         finding = replace(finding, figures={**finding.figures, "search": found.disclosed})
         write_candidates(stored, found.best)
@@ -217,16 +223,20 @@ def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
 
     known = [field.name for field in fields(Search) if field.name != "seed"] + ["storage"]
     if not isinstance(given, Mapping) or "attack" not in given:
-        raise InputError(expected("search", "fields such as attack: and trials:", repr(given)))
+        raise InputError(expected("search", "fields such as attack: and trials:", brief(given)))
     unknown = [str(key) for key in given if key not in known]
     if unknown:
-        raise InputError(expected("search", f"some of {', '.join(known)}", ", ".join(unknown)))
+        raise InputError(expected("search", f"some of {', '.join(known)}", brief(unknown)))
     values = dict(given)
     storage = values.pop("storage", None)
     if not isinstance(values.get("settings", {}), Mapping):
-        raise InputError(expected("search: settings", "fields of the attack", values["settings"]))
+        got = brief(values["settings"])
+        raise InputError(expected("search: settings", "fields of the attack", got))
+    if storage is not None and not isinstance(storage, str):
+        wanted = "a database, such as sqlite:///search.db"
+        raise InputError(expected("search: storage", wanted, brief(storage)))
     if type(seed) is not int or not 0 <= seed < 2**31:
-        raise InputError(expected("seed", "0 to 2**31 - 1", seed))
+        raise InputError(expected("seed", "0 to 2**31 - 1", brief(seed)))
     return Search(**values, seed=seed), storage
 
 
@@ -235,13 +245,13 @@ def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> 
         return
     d = disclosed
     counts = ", ".join(f"{d[name]} {name}" for name in COUNTS)
-    print(f"{d['trials']} trials by {d['objective']}: {counts}")
+    say(f"{d['trials']} trials by {d['objective']}: {counts}")
     own = "none" if d["own_value"] is None else f"{d['own_value']:.4g}"
     chosen = "the attack's own settings" if d["chosen"] == "own" else f"trial {d['chosen']}"
-    print(f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})")
-    print("  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()))
+    say(f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})")
+    say("  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()))
     if len(d["pooled"]) > 1:
-        print(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
+        say(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
 
 
 def show_rows(rows: list[dict[str, Any]], stored: Run, arguments: argparse.Namespace) -> None:
@@ -251,7 +261,6 @@ def show_rows(rows: list[dict[str, Any]], stored: Run, arguments: argparse.Names
     if arguments.json or arguments.quiet:
         return
     from rich.table import Table
-    from rich.text import Text
 
     from remnant.cli.study import cell
 
@@ -265,6 +274,6 @@ def show_rows(rows: list[dict[str, Any]], stored: Run, arguments: argparse.Names
     out.print(table)
     failed = [row["reason"] for row in rows if "failed" in (row.get("verdict"), row.get("status"))]
     for reason in dict.fromkeys(failed):
-        out.print(Text(f"failed: {reason}"), soft_wrap=True)
+        out.print(plain(f"failed: {reason}"), soft_wrap=True)
     again = " (done before; remove the directory to run it again)" if stored.finished else ""
-    out.print(Text(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
+    out.print(plain(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)

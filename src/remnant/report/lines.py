@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -16,6 +17,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from remnant.errors import cut, printable
 from remnant.report.curve import INK, name_ends, plain, png
 
 # Okabe and Ito's colours again; markers and dashes say it a second and third time.
@@ -29,6 +31,7 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 )
 WIDE, HIGH = 4.6, 3.0  # inches of one panel
 COLUMNS = 3
+LONGEST_WORD = 60  # letters of a name beside a line; a longer path would leave no room for it
 Row = Mapping[str, Any]
 Place = float | str  # a number, or the name of a step that has no size
 
@@ -118,6 +121,7 @@ def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
     columns = max(1, min(COLUMNS, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     size = (WIDE * columns, HIGH * rows + 0.4)
+    panels = [_literal(panel) for panel in panels]
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     if title:
         lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
@@ -130,7 +134,30 @@ def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
         _furnish(axes, panel, labelled=i % columns == 0)
         axes.set_ylim(low, high)
         _draw(axes, panel, looks, low, high)
-    return png(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks are boxes
+        return png(figure)
+
+
+def _literal(panel: Panel) -> Panel:
+    """The panel with words as they are: names from files are neither formulas nor commands."""
+
+    def plainly(text: Place) -> Any:
+        shown = cut(printable(text), LONGEST_WORD) if isinstance(text, str) else text
+        return shown.replace("$", r"\$") if isinstance(shown, str) else shown
+
+    lines = tuple(
+        replace(line, name=plainly(line.name), x=tuple(map(plainly, line.x)))
+        for line in panel.lines
+    )
+    return replace(
+        panel,
+        title=plainly(panel.title),
+        across=plainly(panel.across),
+        up=plainly(panel.up),
+        places=tuple(map(plainly, panel.places)),
+        lines=lines,
+    )
 
 
 def _furnish(axes: Axes, panel: Panel, *, labelled: bool) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from remnant.errors import printable
+
 Kind = Literal["number", "integer"] | tuple[str, ...]
 """A feature's values: any number, whole ones, or categories by their position."""
 
@@ -121,7 +123,7 @@ def cells(table: RecordTable) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 def text_table(table: RecordTable) -> str:
     """Aligned columns, for a terminal or a log. Control characters in names are made visible."""
     heads, lines = cells(table)
-    shown = [[c if c.isprintable() else ascii(c)[1:-1] for c in line] for line in (heads, *lines)]
+    shown = [[printable(c) for c in line] for line in (heads, *lines)]
     wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
     body = [
         "  ".join(c.ljust(w) for c, w in zip(line, wide, strict=True)).rstrip() for line in shown

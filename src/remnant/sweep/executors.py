@@ -16,7 +16,10 @@ import json
 import os
 import pickle
 import re
+import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, as_completed
@@ -208,7 +211,13 @@ def _on_processes(
     todo, deaths = dict(enumerate(specs)), 0
     while todo:
         # Kept for the next call: a process takes seconds to start.
-        pool = get_reusable_executor(min(int(where), len(specs)), timeout=60, env=ONE_THREAD)
+        pool = get_reusable_executor(
+            min(int(where), len(specs)),
+            timeout=60,
+            env=ONE_THREAD,
+            initializer=_end_with_parent,
+            initargs=(os.getpid(),),
+        )
         before = len(todo)
         try:
             futures = {pool.submit(_work, function, spec, blob): at for at, spec in todo.items()}
@@ -224,6 +233,18 @@ def _on_processes(
         deaths = 0 if len(todo) < before else deaths + 1
         if deaths == DEATHS:
             raise StoreError(_dead(len(todo)))
+
+
+def _end_with_parent(parent: int) -> None:
+    """In a worker: whoever asked for its tasks may be killed, and then nobody waits for them."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the command's own handler is not for workers
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_dask(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from remnant.types import Target
 
 LISTS = ("attacks", "mean", "std", "bounds", "targets")  # lists by nature
 MOST = 100_000  # cells
+SCRATCH = ".remnant-cell-"  # folders of audits under way
 # What decides how a case is attacked, and not what it is.
 HOW = (
     "attacks", "settings", "threshold", "seed", "budget", "images", "redact", "targets",
@@ -86,9 +89,18 @@ def case_key(spec: Mapping[str, Any]) -> str:
     return spec_hash({key: value for key, value in spec.items() if key not in HOW})
 
 
-def audit_cell(spec: Mapping[str, Any], cases: Mapping[str, Case]) -> list[Row]:
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What all audits of a grid need. scratch: the sweep's own directory, where they may write."""
+
+    cases: Mapping[str, Case]
+    scratch: Path
+
+
+def audit_cell(spec: Mapping[str, Any], shared: Shared) -> list[Row]:
     """A row for each attack of one audit, with the seconds of all; in a worker, which keeps no
-    files."""
+    files. What it writes meanwhile lies in the sweep's directory, so that a kill leaves records
+    nowhere else; a worker on another machine has only its own temporary folder."""
     how = spec["spec"]
     plan = Plan(
         attacks=how["attacks"],
@@ -100,9 +112,10 @@ def audit_cell(spec: Mapping[str, Any], cases: Mapping[str, Case]) -> list[Row]:
         images=False,
     )
     begun = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
+    place = shared.scratch if shared.scratch.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=place, prefix=SCRATCH) as folder:
         run = open_run(Path(folder) / "audit", {"verb": "audit"})
-        result = run_audit(cases[spec["case"]], plan, run)
+        result = run_audit(shared.cases[spec["case"]], plan, run)
     seconds = round(time.process_time() - begun, 3)
     return [_row(attacked) | {"cpu_seconds": seconds} for attacked in result.attacks]
 
@@ -151,7 +164,10 @@ def sweep_audits(
     on: str | None = None,
 ) -> list[Row]:
     """Audit every cell. specs: `spec` of an audit, `case`: its key, and hashes of what was read."""
-    outcomes = map_tasks(audit_cell, specs, run=run, on=on, shared=cases, name="audits")
+    for left in run.path.glob(f"{SCRATCH}*"):  # by workers that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    shared = Shared(cases=cases, scratch=run.path.resolve())
+    outcomes = map_tasks(audit_cell, specs, run=run, on=on, shared=shared, name="audits")
     rows = []
     for point, outcome in zip(points, outcomes, strict=True):
         mine = outcome.value or [{"verdict": "failed", "reason": outcome.error}]

@@ -21,13 +21,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from remnant.errors import InputError, StoreError, expected
+from remnant.errors import InputError, StoreError, brief, expected
 from remnant.progress import task
 from remnant.seeds import generator_for
 from remnant.solvers.consensus import cluster, pool
 from remnant.store import Run, spec_hash
 from remnant.sweep.executors import Outcome, map_tasks
-from remnant.sweep.spaces import Space, attack_with, check_fields, read_space
+from remnant.sweep.spaces import Space, attack_with, read_space
 from remnant.sweep.trials import claim, driver_of, open_study, ours, row_of, tell
 from remnant.types import Candidates, Scaling, Status, Target
 
@@ -46,6 +46,8 @@ OBJECTIVES: tuple[Objective, ...] = ("consensus", "residual")
 Answer = Literal["pool", "best"]
 ANSWERS: tuple[Answer, ...] = ("pool", "best")
 RESIDUALS = ("residual", "residuals", "misfit", "loss")  # figures; the first there counts
+# Many more than anybody waits for, and few enough to list before the first is run.
+MOST = {"trials": 10**6, "runs": 1000, "batch": 1000}
 STEPS = "steps"  # the field that pruning shortens
 # Correlation at which candidates of two trials count as one. Trials are clustered within already:
 # what is still alike at less may be two records of one class.
@@ -71,19 +73,24 @@ class Search:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        read_space(self.attack, self.space)
-        check_fields(self.attack, list(self.settings))
-        for name in ("trials", "runs", "batch"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InputError(expected(f"search: {name}", "1 or more", getattr(self, name)))
+        space = read_space(self.attack, self.space)
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InputError(expected(f"search: {name}", f"1 to {most}", brief(value)))
+        for name, axis in space.axes.items():  # what no trial could have is said before any
+            for value in axis.ends:
+                attack_with(self.attack, {**space.fixed, **self.settings, name: value})
         for name, known in (("objective", OBJECTIVES), ("answer", ANSWERS)):
             if getattr(self, name) not in known:
                 wanted = " or ".join(known)
-                raise InputError(expected(f"search: {name}", wanted, repr(getattr(self, name))))
+                raise InputError(expected(f"search: {name}", wanted, brief(getattr(self, name))))
         if self.prune is not None and not (
             isinstance(self.prune, int | float) and 0 < self.prune < 1
         ):
-            raise InputError(expected("search: prune", "a share between 0 and 1", self.prune))
+            raise InputError(
+                expected("search: prune", "a share between 0 and 1", brief(self.prune))
+            )
         if self.prune is not None and type(self.settings.get(STEPS)) is not int:
             do = "it is what a pruned trial is spared"
             raise InputError(expected("search: prune", "settings with steps", "none", do))

@@ -8,12 +8,14 @@ any of the attack's fields: a list is a choice, `{low, high}` a range, with `log
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from remnant.attacks import ATTACKS, Attack
-from remnant.errors import InputError, expected
+from remnant.attacks.made import make_attack
+from remnant.errors import InputError, brief, expected
 from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES
 
 Scalar = float | int | str | bool | None
@@ -29,11 +31,25 @@ class Range:
     integer: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(expected(f"range: {name}", "a number", brief(value)))
+            if not abs(value) < math.inf:
+                raise InputError(expected(f"range: {name}", "a finite number", value))
+        if type(self.log) is not bool or type(self.integer) is not bool:
+            got = f"{brief(self.log)} and {brief(self.integer)}"
+            raise InputError(expected("range: log and integer", "true or false", got))
         if not self.low < self.high or (self.log and self.low <= 0):
             wanted = "low below high" + (", both positive" if self.log else "")
             raise InputError(expected("range", wanted, f"{self.low} and {self.high}"))
         if self.integer and (self.low != int(self.low) or self.high != int(self.high)):
             raise InputError(expected("range", "whole numbers", f"{self.low} and {self.high}"))
+
+    @property
+    def ends(self) -> tuple[Scalar, ...]:
+        whole = int if self.integer else float
+        return whole(self.low), whole(self.high)
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,13 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not self.values or not all(isinstance(v, Scalar) for v in self.values):
-            raise InputError(expected("choice", "numbers, words, true, false or null", self.values))
+            raise InputError(
+                expected("choice", "numbers, words, true, false or null", brief(self.values))
+            )
+
+    @property
+    def ends(self) -> tuple[Scalar, ...]:
+        return self.values
 
 
 Axis = Range | Choice
@@ -101,9 +123,9 @@ NAMED: Mapping[str, Mapping[str, Space]] = {"papers": PAPERS, "default": DEFAULT
 
 def fields_of(name: str) -> list[str]:
     """The names of an attack's hyperparameters."""
-    kind = ATTACKS.get(name)
+    kind = ATTACKS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise InputError(expected("attack", f"one of {', '.join(ATTACKS)}", repr(name)))
+        raise InputError(expected("attack", f"one of {', '.join(ATTACKS)}", brief(name)))
     return [one.name for one in fields(cast(Any, kind))]
 
 
@@ -111,12 +133,14 @@ def check_fields(attack: str, names: Sequence[str]) -> None:
     known = fields_of(attack)
     for name in names:
         if name not in known:
-            raise InputError(expected(f"field of {attack}", f"one of {', '.join(known)}", name))
+            raise InputError(
+                expected(f"field of {attack}", f"one of {', '.join(known)}", brief(name))
+            )
 
 
 def attack_with(name: str, settings: Mapping[str, Any]) -> Attack:
     check_fields(name, list(settings))
-    return ATTACKS[name](**settings)
+    return make_attack(name, settings)
 
 
 def read_space(attack: str, given: str | Mapping[str, Any]) -> Space:
@@ -126,14 +150,14 @@ def read_space(attack: str, given: str | Mapping[str, Any]) -> Space:
         spaces = NAMED.get(given)
         if spaces is None:
             wanted = f"{', '.join(NAMED)} or fields of the attack"
-            raise InputError(expected("space", wanted, repr(given)))
+            raise InputError(expected("space", wanted, brief(given)))
         if attack not in spaces:
             wanted = f"one for {', '.join(spaces)}"
             do = f"or give fields of {attack}: {', '.join(known)}"
             raise InputError(expected(f"space {given}", wanted, f"{attack}", do))
         return spaces[attack]
     if not isinstance(given, Mapping) or not given:
-        raise InputError(expected("space", "a name, or at least one field", repr(given)))
+        raise InputError(expected("space", "a name, or at least one field", brief(given)))
     check_fields(attack, list(given))
     return Space(axes={name: _axis(name, value) for name, value in given.items()})
 
@@ -146,4 +170,4 @@ def _axis(name: str, value: Any) -> Axis:
             return Range(**value)
         except TypeError:
             pass
-    raise InputError(expected(f"space of {name}", "a list, or {low, high}", repr(value)))
+    raise InputError(expected(f"space of {name}", "a list, or {low, high}", brief(value)))

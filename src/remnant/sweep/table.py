@@ -11,6 +11,7 @@ from typing import Any
 from remnant.store import Run, write_text
 
 Row = dict[str, Any]
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet runs a cell for
 ROWS_FILE, TABLE_FILE, FIGURE_FILE = "rows.jsonl", "table.csv", "figure.png"
 
 
@@ -36,7 +37,12 @@ def as_csv(rows: Sequence[Row]) -> str:
     """One line a row, all its fields; empty where there is nothing."""
     stream = io.StringIO()
     names = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer = csv.DictWriter(stream, [as_cell(name) for name in names], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({as_cell(name): as_cell(value) for name, value in row.items()} for row in rows)
     return stream.getvalue()
+
+
+def as_cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe instead."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value

@@ -6,6 +6,7 @@ so that processes which share one never run the same trial.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from pathlib import Path
@@ -43,12 +44,14 @@ def open_study(name: str, run: Run, storage: str | None, *, maximise: bool) -> A
     optuna = _optuna()
     for left in reversed(range(ATTEMPTS)):
         try:
-            return optuna.create_study(
+            study = optuna.create_study(
                 storage=_storage(optuna, run, storage),
                 study_name=name,
                 direction="maximize" if maximise else "minimize",
                 load_if_exists=True,
             )
+            study.get_trials(deepcopy=False)  # all of it can be read
+            return study
         except Exception as error:  # whatever a database raises; its text may hold a password
             got = type(error).__name__
         if not left or got not in RACES:
@@ -60,11 +63,46 @@ def open_study(name: str, run: Run, storage: str | None, *, maximise: bool) -> A
 
 def _storage(optuna: Any, run: Run, storage: str | None) -> Any:
     if storage is not None:
-        return optuna.storages.get_storage(storage)
+        _make_private(storage)
+        return optuna.storages.get_storage(with_driver(storage))
     path = run.path / JOURNAL
     path.touch(mode=0o600)
+    mend_journal(path)
     backend = optuna.storages.journal.JournalFileBackend(str(path))
     return optuna.storages.JournalStorage(backend)
+
+
+def with_driver(storage: str) -> str:
+    """`postgresql://` names no driver, and SQLAlchemy's first choice changes with its version."""
+    for start in ("postgresql://", "postgres://"):
+        if storage.startswith(start):
+            return f"postgresql+psycopg2://{storage.removeprefix(start)}"
+    return storage
+
+
+def _make_private(storage: str) -> None:
+    """A SQLite file that is not there yet is made its owner's alone; SQLite would ask the umask."""
+    path = Path(storage.removeprefix("sqlite:///").partition("?")[0])
+    if storage.startswith("sqlite:////") and not path.exists():
+        path.touch(mode=0o600)
+
+
+def mend_journal(path: Path) -> None:
+    """Cut off what a kill left torn: all from the first line on that is not a whole record.
+
+    Trials that are lost by it are drawn again, the same, and what they ran is in the run's states.
+    """
+    whole = 0
+    with path.open("rb+") as file:
+        for line in file:
+            try:
+                good = line.endswith(b"\n") and isinstance(json.loads(line), dict)
+            except ValueError:
+                good = False
+            if not good:
+                file.truncate(whole)
+                return
+            whole += len(line)
 
 
 def driver_of(run: Run) -> str:
