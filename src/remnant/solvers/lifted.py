@@ -119,7 +119,9 @@ def recover_linearised(
         signals, gap = _signals(parts[-1].parts(count)[0], head, generator)
         if signals is None:
             return "the lifted equations have no real solution: the target was not linearised"
-    features = torch.linalg.lstsq(signals, stack.hidden[-1].affine(evidence.vector)).solution
+    features = torch.linalg.lstsq(
+        signals, stack.hidden[-1].affine(evidence.vector), driver="gelsd"
+    ).solution
     features = features[:, :-1] / features[:, -1:]
     inputs = _down(stack.hidden[:-1], parts, features, evidence.start)
     duals, residual = explain(model, evidence, inputs)

@@ -45,7 +45,8 @@ def resimulate(
         features = activation(t)
     if next_gradient.shape[1] == features.shape[1] + 1:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    signals = torch.linalg.lstsq(features.T, next_gradient.T).solution
+    # Not the default driver, whose pivots begin at whatever was in memory: last bits would vary.
+    signals = torch.linalg.lstsq(features.T, next_gradient.T, driver="gelsd").solution
     next_rest = features.T @ signals - next_gradient.T
     duals = slope_at(activation, t) * (signals @ next_weight)
     # A kink within rounding of some record's t may have fired there and not here.

@@ -149,7 +149,8 @@ def fit_recipe(
         slopes = torch.stack([(residual(x + n) - here) / n.sum() for n in nudges], 1)
         if not bool(here.isfinite().all() & slopes.isfinite().all()):  # it diverged
             break
-        move = -torch.linalg.lstsq(slopes, here[:, None]).solution[:, 0].double().clamp(-0.7, 0.7)
+        solved = torch.linalg.lstsq(slopes, here[:, None], driver="gelsd").solution
+        move = -solved[:, 0].double().clamp(-0.7, 0.7)
         gap = float(here.norm())
         for share in LINE:
             trial = x + share * move
