@@ -30,6 +30,7 @@ def target(name: str, truth: str, note: str, what: Dense) -> Target:
 
 
 def of(n: int, width: int, *, loss: str = "ce", bias: bool = False, **scene: Any) -> Dense:
+    scene.setdefault("holdout", 400)  # the more strangers, the more of them look like a record
     return Dense(
         scene=Scene(n=n, **scene),
         shape=Shape(hidden=(width, width), bias=bias),
