@@ -13,6 +13,16 @@ settings.register_profile("explore")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_unconfigure(config):
+    """The very last line, after the closing one, says that the page was not looked at."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    count = sum("test_browser" in report.nodeid for report in skipped)
+    if count:
+        what = f"{count} browser tests were" if count > 1 else "the browser tests were"
+        reporter.write_line(f"{what} skipped: no chromium (apt-get install chromium)")
+
+
 @pytest.fixture(autouse=True)
 def plain_torch():
     """One thread (two on busy cores are many times slower), and what a command sets is undone."""
