@@ -19,8 +19,10 @@ def pytest_unconfigure(config):
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
     count = sum("test_browser" in report.nodeid for report in skipped)
     if count:
-        what = f"{count} browser tests were" if count > 1 else "the browser tests were"
-        reporter.write_line(f"{what} skipped: no chromium (apt-get install chromium)")
+        what, why = f"{count} browser tests", "no chromium (apt-get install chromium)"
+        if count == 1:  # the whole file
+            what, why = "all browser tests", "no playwright (pip install playwright)"
+        reporter.write_line(f"{what} were skipped: {why}")
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.models import save_weights
+from remnant.models.foreign import real_outputs
 from remnant.training import Loss, check_labels, loss_named
 from remnant.types import Examples, Weights
 
@@ -46,7 +47,7 @@ def capture(
         raise InputError(expected("batch", "one label an input, at least one", got))
     trained = _trained(model)
     with torch.enable_grad():
-        outputs = model(inputs)
+        outputs = real_outputs(model(inputs), len(inputs), "model")
         if isinstance(loss, str):
             check_labels(loss, outputs, labels)
         value = (loss_named(loss) if isinstance(loss, str) else loss)(outputs, labels)
