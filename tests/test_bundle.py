@@ -34,7 +34,7 @@ def test_there_and_back():
     assert again.to_json() == whole.to_json()
     assert isinstance(again.attacks[0].finding, Finding)
     assert again.attacks[1].control == whole.attacks[1].control
-    assert not again.attacks[1].control.leaks
+    assert not again.attacks[1].control.passed
     assert again.attacks[2].finding is None
 
 

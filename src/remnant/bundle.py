@@ -28,16 +28,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """The same attack on a twin that must leak: trained by us, same shape and record count."""
+    """The same attack on a twin that must leak: trained by us, same shape and record count.
+
+    `passed`: it came out *exposed* there, by the very test that the audited model is put to.
+    """
 
     recovered: int
     records: int
     status: str
     reason: str
-
-    @property
-    def leaks(self) -> bool:
-        return self.recovered > 0
+    passed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Audit:
     """The whole audit. `exposed`: id, label, attack, correlation of each record, worst first.
 
     `target`: model, parameters, records, data, shape, hashes. `trials`: every attack that was
-    tried, with those that failed. `images` is False where pictures were left out, `redacted` True
-    where originals are blurred.
+    tried, with those that failed. `notes`: what is to be known of the data before any result.
+    `images` is False where pictures were left out, `redacted` True where originals are blurred.
     """
 
     verdict: str
@@ -78,6 +78,7 @@ class Audit:
     hashes: Mapping[str, str]
     preflight: Sequence[Mapping[str, Any]] = ()
     trials: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
     originals: str | None = None  # the file that holds the records' pictures
     images: bool = True
     redacted: bool = False
@@ -109,14 +110,15 @@ def _check_kinds(values: Mapping[str, Any]) -> None:
         **dict.fromkeys(("verdict", "sentence", "command"), str),
         **dict.fromkeys(("target", "spec", "seeds", "versions", "hashes"), dict),
     }
-    lists = {"advice": str} | dict.fromkeys(("attacks", "exposed", "preflight", "trials"), dict)
+    lists: dict[str, type] = {"advice": str, "notes": str}
+    lists |= dict.fromkeys(("attacks", "exposed", "preflight", "trials"), dict)
     for name, kind in kinds.items():
         if not isinstance(values[name], kind):
             raise TypeError(f"{name} is no {kind.__name__}")
-    for name, kind in lists.items():
-        rows = values[name]
-        if not isinstance(rows, list) or not all(isinstance(row, kind) for row in rows):
-            raise TypeError(f"{name} is no list of {kind.__name__}")
+    for name, part in lists.items():
+        rows = values.get(name, []) if name == "notes" else values[name]
+        if not isinstance(rows, list) or not all(isinstance(row, part) for row in rows):
+            raise TypeError(f"{name} is no list of {part.__name__}")
 
 
 def _attacked(values: Mapping[str, Any]) -> Attacked:

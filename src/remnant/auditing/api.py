@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from remnant.auditing.case import Case
+from remnant.auditing.case import Case, halves
 from remnant.auditing.run import Plan, run_audit
 from remnant.bundle import Audit
 from remnant.models.unwrap import unwrapped
@@ -41,8 +41,7 @@ def audit(
     the bundle and the page; without one nothing is kept.
     """
     if public is None:
-        middle = len(holdout) // 2
-        holdout, public = holdout.take(range(middle)), holdout.take(range(middle, len(holdout)))
+        holdout, public = halves(holdout)
     held = target.knowledge if recipe is None else replace(target.knowledge, recipe=recipe)
     target = replace(target, model=unwrapped(target.model), knowledge=held)
     case = Case(target=target, truth=truth, holdout=holdout, public=public, loss=loss)

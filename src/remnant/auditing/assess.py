@@ -93,7 +93,7 @@ def in_order(scored: dict[str, Any], truth: Examples, candidates: Candidates) ->
         moved.append(place_before)
         rows.append(
             scored["per_record"][place_before]
-            | {name: _plain(getattr(scores, name), i) for name in SCORED}
+            | {name: plain(getattr(scores, name), i) for name in SCORED}
             | {
                 "recovered": bool(scores.correlation[i] > threshold),
                 "candidate": i if known else None,
@@ -110,7 +110,7 @@ def in_order(scored: dict[str, Any], truth: Examples, candidates: Candidates) ->
     return scored | {"recovered": found, "per_record": rows, "nulls": nulls, "summary": summary}
 
 
-def _plain(values: Tensor | None, i: int) -> float | None:
+def plain(values: Tensor | None, i: int) -> float | None:
     value = math.nan if values is None else float(values[i])
     return value if math.isfinite(value) else None
 

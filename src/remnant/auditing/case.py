@@ -34,6 +34,7 @@ class Case:
     loss: str
     ledger: Ledger | None = None
     delta: float = 1e-5
+    assumed: tuple[str, ...] = ()  # what was guessed for want of being told, in sentences
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
@@ -51,22 +52,46 @@ class Case:
                 raise InputError(expected(f"audit: ids of {name}", "a text each", got, do))
         seen = set(_prints(self.truth))
         for name in ("holdout", "public"):
-            shared = sum(row in seen for row in _prints(getattr(self, name)))
-            if shared:
+            prints = _prints(getattr(self, name))
+            shared = sum(row in seen for row in prints)
+            # Whole numbers and categories coincide, within the set itself too.
+            if shared and len(set(prints)) == len(prints):
                 do = "leave them out: a null must not have been trained on"
                 got = f"{shared} of the training set's"
                 raise InputError(expected(f"audit: {name}", "other records", got, do))
 
     @property
+    def others(self) -> Examples:
+        """Held-out and public records together; ids say which set each is from."""
+        sets = [self.holdout] if self.holdout is self.public else [self.holdout, self.public]
+        shape = self.truth.shape
+        labels = [part.labels.reshape(len(part), -1).to(self.truth.labels) for part in sets]
+        flat = torch.cat(labels)
+        return Examples(
+            inputs=torch.cat([part.inputs.reshape(-1, *shape) for part in sets]),
+            labels=flat[:, 0] if self.truth.labels.ndim == 1 else flat,
+            ids=tuple(f"{k} {one}" for k, part in enumerate(sets) for one in part.ids),
+            bounds=self.truth.bounds,
+            name="strangers",
+        )
+
+    @property
     def strangers(self) -> Examples:
         """As many records as were trained on, or all that there are, none of them trained on."""
-        both = self.holdout if len(self.holdout) >= len(self.public) else self.public
+        both = self.others
         n = min(len(self.truth), len(both))
         seeded = torch.Generator().manual_seed(0)
         try:
             return draw(both, n, generator=seeded, balanced=both.classes > 0)
         except DataError:  # too few of some class: then as they come
             return draw(both, n, generator=seeded, balanced=False)
+
+
+def halves(examples: Examples) -> tuple[Examples, Examples]:
+    """Shuffled first, since files are often sorted by class."""
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+    middle = len(examples) // 2
+    return examples.take(order[:middle]), examples.take(order[middle:])
 
 
 def _prints(examples: Examples) -> list[bytes]:

@@ -1,10 +1,13 @@
 """Bound beside measurement: what differential privacy promised, and what an attack got.
 
-Success here is a centred correlation above NEAR: a ball of radius sqrt(2 (1 - NEAR)) among records
-that are centred and scaled to length 1. It is smaller than what the verdict counts, because a bound
-has to hold for any guess at all, also one between records, and such a guess may be near many of
-them. How much of the prior a ball can hold is measured on public records, once for every candidate
-that the attack returned; the bound says how far training can have raised that chance.
+Where records were claimed within certified errors, success is just that, and what a guess would
+reach without the model is how often strangers meet a candidate so nearly (`scoring.claims`).
+
+Elsewhere success is a centred correlation above NEAR: a ball of radius sqrt(2 (1 - NEAR)) among
+records that are centred and scaled to length 1. It is smaller than what the verdict counts, because
+a bound has to hold for any guess at all, also one between records, and such a guess may be near
+many of them. How much of the prior a ball can hold is measured on public records, once for every
+candidate that the attack returned; the bound says how far training can have raised that chance.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ POINTS = 2000  # of the prior; more narrow the interval and cost their square
 
 
 COARSE = 0.5  # kappa from which a count says nothing of the ledger
+LEAST = 1e-12  # of kappa: strangers cannot tell of rarer chances
 DOUBT = 0.001  # a count less likely than this under the ledger is an accounting error
 
 
@@ -49,10 +53,17 @@ def promise(
 
     left_out: each record was guessed once, by an adversary who knew the others.
     """
-    guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))
-    kappa = min(guesses * chance_of_a_guess(truth, public), 1 - 1e-12)
-    near = sum((row["correlation"] or 0.0) > NEAR for row in finding.per_record)
     tried = len(finding.per_record) or 1
+    proof = finding.summary.get("proof") or {}
+    near = int(proof.get("claimed") or 0)
+    if near:
+        what, kappa = "within certified errors", max(proof["by_chance"] / tried, LEAST)
+    else:
+        what = f"above a correlation of {NEAR:g}"
+        guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))
+        kappa = guesses * chance_of_a_guess(truth, public)
+        near = sum((row["correlation"] or 0.0) > NEAR for row in finding.per_record)
+    kappa = min(kappa, 1 - 1e-12)
     chance = 1.0
     if near:
         chance = math.exp(
@@ -71,7 +82,7 @@ def promise(
         "measured": {"count": near, "low": low, "high": high},
         "chance": chance,
         "violated": chance < DOUBT / 2,
-        "text": _told(f"{near} of {tried} above a correlation of {NEAR:g}", chance, kappa),
+        "text": _told(f"{near} of {tried} {what}", chance, kappa),
     }
 
 

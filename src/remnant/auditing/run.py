@@ -17,11 +17,15 @@ from remnant.auditing.advice import advice
 from remnant.auditing.assess import assess
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
+from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import fit_of_records
 from remnant.auditing.left_out import Targets, joined
 from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
-from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall, shifted
+from remnant.auditing.proof import prove, undisguised
+from remnant.auditing.strangers import Strangers, strangers_of
+from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
+from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
 from remnant.progress import task
@@ -71,7 +75,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
     case = replace(case, target=_told(case))
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
-    attacks, candidates, timings = _attack_in_turn(case, plan, run, rows)
+    strangers = strangers_of(case)
+    attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
     attacks = _with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     hashes = {"weights": hash_tensors(case.target.weights), "data": _data_hash(case.truth)}
@@ -91,6 +96,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             {k: row[k] for k in ("attack", "title", "applies", "why", "stronger")} for row in rows
         ],
         trials=[{"attack": a.attack, "verdict": a.verdict, "reason": a.reason} for a in attacks],
+        notes=_notes(case, strangers, verdict),
         images=plan.images,
         redacted=plan.redacted,
     )
@@ -101,6 +107,12 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             (run.path / _file(row["attack"])).unlink(missing_ok=True)
     finish(run, seeds={"seed": plan.seed}, hashes=hashes, timings=timings)
     return result
+
+
+def _notes(case: Case, strangers: Strangers, verdict: str) -> list[str]:
+    """What is to be known of the data; where records came back it needs no other explanation."""
+    better = None if verdict == Verdict.EXPOSED else better_preparation(case)
+    return [*strangers.notes, *case.assumed, *([better] if better else [])]
 
 
 def _told(case: Case) -> Target:
@@ -114,27 +126,39 @@ def _told(case: Case) -> Target:
 
 
 def _attack_in_turn(
-    case: Case, plan: Plan, run: Run, rows: Sequence[Mapping[str, Any]]
+    case: Case, plan: Plan, run: Run, rows: Sequence[Mapping[str, Any]], strangers: Strangers
 ) -> tuple[list[Attacked], dict[str, Candidates], dict[str, float]]:
     """Each attack of the preflight within the budget; candidates by file, CPU seconds by attack."""
     attacks: list[Attacked] = []
     candidates: dict[str, Candidates] = {}
     begun, timings = time.process_time(), dict[str, float]()
+    among = 1 + sum(row["applies"] for row in rows)  # tests that share the chance of error
     with task("auditing", len(rows)) as step:
         for row in rows:
             start = time.process_time()
             left = None if plan.budget is None else plan.budget - (start - begun)
-            attacked, found = _attack(case, plan, run, row, left)
+            attacked, found = _attack(case, plan, run, row, left, strangers, among)
             timings[attacked.attack] = round(time.process_time() - start, 3)
             attacks.append(attacked)
             if found is not None and attacked.candidates is not None:
                 candidates[attacked.candidates] = found
             step(note=attacked.attack)
+    read = _written(case, plan, strangers, among)
+    if read is not None:
+        attacks.append(read[0])
+        if read[0].candidates is not None:
+            candidates[read[0].candidates] = read[1]
     return attacks, candidates, timings
 
 
 def _attack(
-    case: Case, plan: Plan, run: Run, row: Mapping[str, Any], left: float | None
+    case: Case,
+    plan: Plan,
+    run: Run,
+    row: Mapping[str, Any],
+    left: float | None,
+    strangers: Strangers,
+    among: int,
 ) -> tuple[Attacked, Candidates | None]:
     name = row["attack"]
     adversary = ADVERSARIES[name]
@@ -155,14 +179,14 @@ def _attack(
     try:
         with at_most(left):
             found = play(case, name, attack, plan, run)
-            finding = _score(case, name, found, case.truth, plan)
+            finding = _score(case, name, found, plan, strangers)
             control = None
-            if plan.control and judge(finding, None)[0] == Verdict.INCONCLUSIVE:
-                control = _control(case, name, attack, plan, run)
+            if plan.control and judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE:
+                control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
         reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
-    verdict, reason = _judge(case, found, finding, control)
+    verdict, reason = judge(finding, control, attacks=among, assumed=case.assumed)
     file = _file(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:
@@ -179,20 +203,6 @@ def _attack(
         candidates=file,
         bound=bound,
     ), found
-
-
-def _judge(
-    case: Case, found: Candidates, finding: Finding, control: Control | None
-) -> tuple[Verdict, str]:
-    """The verdict and its reason; none is safe where the scaling was told wrong."""
-    verdict, reason = judge(finding, control)
-    if verdict != Verdict.EXPOSED and shifted(found.inputs, case.truth.inputs, case.holdout.inputs):
-        verdict = Verdict.INCONCLUSIVE
-        reason = (
-            "what came back is your records but for one shift or scale of all: "
-            "give --mean and --std as they were in training"
-        )
-    return verdict, reason
 
 
 def play(
@@ -235,7 +245,10 @@ def _file(name: str) -> str:
     return f"candidates-{name}.safetensors"
 
 
-def _score(case: Case, name: str, found: Candidates, truth: Examples, plan: Plan) -> Finding:
+def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers) -> Finding:
+    """Scores beside nulls, and what they prove; of records as training saw them, if that shows."""
+    truth, disguise = undisguised(case, found, strangers)
+    case = replace(case, truth=truth)
     shaped = replace(found, inputs=found.inputs.reshape(-1, *truth.shape))
     finding = assess(
         shaped,
@@ -246,6 +259,7 @@ def _score(case: Case, name: str, found: Candidates, truth: Examples, plan: Plan
         generator=generator_for(plan.seed, f"nulls {name}"),
         threshold=plan.threshold,
     )
+    finding = prove(case, found, finding, strangers, disguise)
     if found.labels is None:
         return finding
     labels = found.labels.tolist()
@@ -256,7 +270,48 @@ def _score(case: Case, name: str, found: Candidates, truth: Examples, plan: Plan
     return replace(finding, per_record=rows)
 
 
-def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run) -> Control:
+def _written(
+    case: Case, plan: Plan, strangers: Strangers, among: int
+) -> tuple[Attacked, Candidates] | None:
+    """Records that stand in the weights as they are, if any do."""
+    found = written(case, strangers)
+    if found is None:
+        return None
+    finding = assess(
+        found,
+        attack=NAME,
+        truth=case.truth,
+        holdout=case.holdout,
+        public=case.public,
+        generator=generator_for(plan.seed, f"nulls {NAME}"),
+        threshold=plan.threshold,
+    )
+    figures = found.figures
+    proof = {
+        "claimed": len(found),
+        "certified": len(found),
+        "foreign": 0,
+        "chance": figures["chance"],
+        "by_chance": figures["by_chance"],
+        "strangers": len(strangers.inputs),
+    }
+    rows = [{**row, "claimed": True, "above": False} for row in finding.per_record]
+    finding = replace(finding, per_record=rows, summary={**finding.summary, "proof": proof})
+    if judge(finding, None, attacks=among)[0] != Verdict.EXPOSED:
+        return None
+    return Attacked(
+        attack=NAME,
+        title=TITLE,
+        holds=HOLDS,
+        settings={},
+        verdict=Verdict.EXPOSED,
+        reason=found.reason,
+        finding=finding,
+        candidates=_file(NAME) if plan.images else None,
+    ), found
+
+
+def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run, among: int) -> Control:
     """The attack on a twin that must leak, scored alike: the strangers are now the truth."""
     file = f"control-{name}.json"
     if (run.path / file).exists():
@@ -265,21 +320,34 @@ def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run) -> Con
         try:
             generator = generator_for(plan.seed, f"twin {name}")
             target, truth = ADVERSARIES[name].twin(case, attack, generator)
-            twin = replace(case, target=target, truth=truth, holdout=case.truth, public=case.truth)
+            # To the twin the records audited are strangers, and so are those it was not given.
+            rest = _not_in(case.others, truth) or case.truth
+            twin = replace(case, target=target, truth=truth, holdout=case.truth, public=rest)
             count = len(plan.targets) if isinstance(plan.targets, tuple) else plan.targets
             found = play(twin, name, attack, replace(plan, targets=count), run, on="control")
-            finding = _score(twin, name, found, truth, plan)
+            finding = _score(twin, name, found, plan, strangers_of(twin))
+            verdict, reason = judge(finding, None, attacks=among)
+            as_hard = len(truth) >= len(case.truth)
+            if not as_hard:
+                reason = f"a twin of {len(truth)} records is easier: hold out more"
             control = Control(
                 recovered=len(exposed_records(finding)),
                 records=finding.records or 0,
                 status=str(found.status),
-                reason=found.reason,
+                reason=reason,
+                passed=verdict == Verdict.EXPOSED and as_hard,
             )
         except RemnantError as error:
             count = len(case.strangers)
             control = Control(recovered=0, records=count, status="failed", reason=str(error))
         write_json(run, file, asdict(control))
     return control
+
+
+def _not_in(examples: Examples, taken: Examples) -> Examples | None:
+    gone = set(taken.ids)
+    left = [i for i, one in enumerate(examples.ids) if one not in gone]
+    return examples.take(left) if left else None
 
 
 def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:

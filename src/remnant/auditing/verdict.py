@@ -1,131 +1,170 @@
-"""From scores to a verdict that can be defended.
+"""From what was proved to a verdict that can be defended.
 
-A record counts as recovered if its reconstruction is correlated above the threshold and closer to
-it than what every null has for that record: held-out records, the nearest public one, noise in the
-span (blends of records hold the truth itself, so they are no null here). A model is exposed if more
-records are recovered than held-out records or class means explain (the 95% interval of the excess
-lies above 0), or if any reconstruction is so near that no stranger could be: within NEAR of the
-nearest null's squared distance, in so many numbers that no null comes as near by chance.
+*Exposed* has two grounds. A certified candidate lies within its stated error of a declared record:
+the record itself came back. Or candidates without a certificate lie nearer to the records than to
+strangers, further than chance allows, while the declared records explain what the adversary holds.
+Likeness alone is neither. *Not exposed* needs evidence of its own: the attack's assumption holds
+for this model, it ended by itself and left nothing unexplained, and on a twin as hard as this model
+it passes the very test that *exposed* needs. All else is inconclusive, with what would settle it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-from torch.nn.functional import normalize
-
 from remnant.bundle import Attacked, Control, Verdict
-from remnant.scoring.score import excess
 from remnant.types import Finding, Status
 
-NEAR = 0.01
-FEW = 5
-MANY = 20  # numbers in a record, from which one near reconstruction is beyond chance
-EXPLAIN = {"held_out": "held-out records", "public_mean": "class means"}
-ALIKE = 0.9  # correlation of set-centred rows at which two sets differ by a shift and a scale
+ALPHA = 0.01  # of a false *exposed* in one audit, shared among its attacks
+HINT = 0.05  # a comparison with strangers that came so near to proof clears nobody
+
+
+def proof_of(finding: Finding) -> Mapping[str, Any]:
+    """What `auditing.proof` found, or a proof of nothing."""
+    none = {"claimed": 0, "certified": 0, "foreign": 0, "chance": 1.0, "above": 0, "rank_p": None}
+    return {**none, **(finding.summary.get("proof") or {})}
+
+
+def certain(finding: Finding, attacks: int = 1) -> bool:
+    """Records themselves came back, more often than strangers coincide with candidates."""
+    proof = proof_of(finding)
+    return bool(proof["claimed"]) and proof["chance"] < ALPHA / attacks
+
+
+def likely(finding: Finding, attacks: int = 1) -> bool:
+    """Likenesses came back that chance does not explain, of records that were trained on."""
+    proof = proof_of(finding)
+    holds = bool((proof.get("explained") or {}).get("holds"))
+    fair = not proof.get("differ") and not proof["foreign"]
+    return bool(
+        proof["above"]
+        and proof["rank_p"] is not None
+        and proof["rank_p"] < ALPHA / attacks
+        and holds
+        and fair
+    )
 
 
 def exposed_records(finding: Finding) -> list[Mapping[str, Any]]:
-    """The rows of `per_record` above the threshold and nearer than every null, worst first."""
-    return [row for row, nearest in _with_nearest_null(finding) if _recovered(row, nearest)]
+    """The rows of `per_record` that came back, worst first: claimed ones, or else likely ones."""
+    claimed = [row for row in finding.per_record if row.get("claimed")]
+    return claimed or [row for row in finding.per_record if row.get("above")]
 
 
-def _with_nearest_null(finding: Finding) -> list[tuple[Mapping[str, Any], float | None]]:
-    # Noise in the span of a few records is those records themselves.
-    skipped = {"blends"} | ({"span_noise"} if (finding.records or 0) < FEW else set())
-    return [(row, _nearest(finding, i, skipped)) for i, row in enumerate(finding.per_record)]
+def judge(
+    finding: Finding, control: Control | None, *, attacks: int = 1, assumed: Sequence[str] = ()
+) -> tuple[Verdict, str]:
+    """What this attack says about the model, and why.
 
-
-def _nearest(finding: Finding, i: int, skipped: Collection[str]) -> float | None:
-    """The least squared distance that a null has to record i."""
-    columns = [null["squared_l2"] for name, null in finding.nulls.items() if name not in skipped]
-    return min((column[i] for column in columns if column[i] is not None), default=None)
-
-
-def _recovered(row: Mapping[str, Any], nearest: float | None) -> bool:
-    return bool(row["recovered"]) and (nearest is None or row["squared_l2"] < nearest)
-
-
-def judge(finding: Finding, control: Control | None) -> tuple[Verdict, str]:
-    """What this attack says about the model, and why."""
-    found = len(exposed_records(finding))
-    n = finding.records or 0
-    nulls = {name: finding.nulls.get(name, {}).get("recovered", 0) for name in EXPLAIN}
-    explains = max(nulls, key=lambda name: nulls[name])
-    by_null, who = nulls[explains], EXPLAIN[explains]
-    words = f"{found} of {n} records {'tried ' if tried_some(finding) else ''}recovered"
-    if _beyond_chance(finding) or excess(found, by_null, n)["low"] > 0:
-        return Verdict.EXPOSED, f"{words}; {who} reach {by_null} of {n}"
+    `attacks`: how many share the audit's chance of error. `assumed`: what was guessed for want of
+    being told, in sentences; no guess clears a model.
+    """
+    proof, n = proof_of(finding), finding.records or 0
+    tried = "tried " if tried_some(finding) else ""
+    if certain(finding, attacks):
+        return Verdict.EXPOSED, f"{proof['claimed']} of {n} records {tried}recovered{_how(proof)}"
+    if likely(finding, attacks):
+        return Verdict.EXPOSED, (
+            f"{proof['above']} of {n} records came back nearer than any of {proof['strangers']} "
+            f"strangers (p = {proof['rank_p']:.1g} that chance did it); likenesses, not certified"
+        )
     if finding.status == Status.NOT_APPLICABLE:
         return Verdict.NOT_APPLICABLE, finding.reason
-    if control is None or not control.leaks:
-        if control is None:
-            return Verdict.INCONCLUSIVE, f"no control was run: {finding.reason}"
-        why = f"the attack failed on its control too ({control.reason})"
-        return Verdict.INCONCLUSIVE, f"{why}; here: {finding.reason}"
-    certified = finding.figures.get("certified") or 0
-    others = f"{certified} records were certified, and no more than {found} are among those given"
-    asked = "is this the data that was trained on, and are mean and std those of training?"
-    if certified > found and finding.status != Status.COMPLETE:
-        return Verdict.INCONCLUSIVE, f"{others}: {asked}"
-    # An attack with a certificate that certifies nothing has not seen what the model holds.
-    blind = "certified" in finding.figures and finding.status == Status.INCONCLUSIVE
-    if blind or not finding.summary.get("candidates"):
-        return Verdict.INCONCLUSIVE, finding.reason
-    words += f", {by_null} by {who}"
-    twin = f"the same attack gets {control.recovered} of {control.records} out of a twin that leaks"
-    note = f"; {others}: {asked}" if certified > found else ""
-    return Verdict.NOT_EXPOSED, f"{words}; {twin}{note}"
-
-
-def _beyond_chance(finding: Finding) -> bool:
-    """Whether reconstructions lie so near to records as no stranger could.
-
-    In few numbers, or where values repeat, strangers do: then more must lie so near than of the
-    nulls.
-    """
-    n = finding.records or 0
-    certain = sum(
-        nearest is not None and _recovered(row, nearest) and row["squared_l2"] < NEAR * nearest
-        for row, nearest in _with_nearest_null(finding)
+    doubt = _doubt(finding, proof, control, assumed)
+    if doubt:
+        return Verdict.INCONCLUSIVE, doubt
+    assert control is not None
+    twin = f"the same attack gets {control.recovered} of {control.records} out of a twin as hard"
+    return Verdict.NOT_EXPOSED, (
+        f"no record came back (p = {proof['rank_p']:.2g} by {proof['strangers']} strangers); {twin}"
     )
-    by_null = 0
-    for name in ("held_out", "nearest_public"):
-        count = 0
-        for i, distance in enumerate(finding.nulls.get(name, {}).get("squared_l2", ())):
-            others = _nearest(finding, i, {name, "blends", "span_noise"})
-            if distance is not None and others is not None:
-                count += distance < NEAR * others or distance == 0
-        by_null = max(by_null, count)
-    numbers: int = finding.summary.get("numbers", MANY)
-    if by_null == 0 and numbers >= MANY:
-        return bool(certain)
-    return bool(excess(certain, by_null, n)["low"] > 0)
+
+
+def _how(proof: Mapping[str, Any]) -> str:
+    words = ": certified, and within the stated error of the record itself"
+    if proof.get("disguise"):
+        words += f", {proof['disguise']}: training saw them so"
+    if proof["foreign"]:
+        words += f"; {proof['foreign']} more were certified that are not among those given"
+    return words
+
+
+def _doubt(
+    finding: Finding,
+    proof: Mapping[str, Any],
+    control: Control | None,
+    assumed: Sequence[str],
+) -> str:
+    """Why nothing is known, and what would settle it; empty where the attack clears the model."""
+    if proof["claimed"]:
+        return (
+            f"{proof['claimed']} certified records are among those given, but strangers coincide "
+            f"with candidates too (p = {proof['chance']:.2g}): hold out more records to tell"
+        )
+    if proof["foreign"]:
+        return _foreign(finding, proof)
+    blind = "certified" in finding.figures and not proof["certified"]
+    if blind or not finding.summary.get("candidates"):
+        failed = control is not None and not control.passed
+        return finding.reason + ("; the attack failed on its control too" if failed else "")
+    if tried_some(finding):
+        return f"only {finding.records} records were tried: {finding.reason}"
+    if proof.get("differ"):
+        return "held-out records differ in kind from the training records: hold out others"
+    if proof["rank_p"] is not None and proof["rank_p"] < HINT:
+        return _hint(finding, proof)
+    explained = proof.get("explained")
+    if not (explained or {}).get("holds"):
+        return _unmet(explained, finding)
+    if assumed:
+        return "; ".join(assumed)
+    if control is None:
+        return f"no control was run: {finding.reason}"
+    if not control.passed:
+        return (
+            f"the attack proves nothing on its control either ({control.recovered} of "
+            f"{control.records} records: {control.reason}); here: {finding.reason}"
+        )
+    return ""
+
+
+def _foreign(finding: Finding, proof: Mapping[str, Any]) -> str:
+    words = f"{proof['foreign']} records were certified that are not among those given"
+    near = sum(bool(row.get("recovered")) for row in finding.per_record)
+    if near:
+        words += f" ({near} of those given resemble one, which is no proof)"
+    if proof.get("reordered"):
+        return (
+            f"{words}, but {proof['reordered']} have the very numbers of a record in another order"
+        )
+    asked = "is this the data that was trained on, prepared as in training (--mean, --std)?"
+    return f"{words}: {asked}"
+
+
+def _hint(finding: Finding, proof: Mapping[str, Any]) -> str:
+    words = f"candidates lean towards your records (p = {proof['rank_p']:.2g})"
+    if not (proof.get("explained") or {}).get("holds"):
+        return f"{words}, but {_unmet(proof.get('explained'), finding)}"
+    return f"{words}, which neither proves nor clears: hold out more records, or give more steps"
+
+
+def _unmet(explained: Mapping[str, Any] | None, finding: Finding) -> str:
+    if explained is None:
+        return (
+            f"whether this attack's assumption holds for the model is not known: {finding.reason}"
+        )
+    return (
+        f"your records leave {explained['left']:.0%} of the first dense layer unexplained (the "
+        f"strangers most like them {explained['by_strangers']:.0%}): the model is not what this "
+        "attack assumes, or other data, scaling or architecture was given; train to a stationary "
+        "point, or give --initial, to settle it"
+    )
 
 
 def tried_some(finding: Finding) -> bool:
     """Whether the adversary was after some records only, one at a time."""
     return "targets" in finding.figures
-
-
-def shifted(found: Tensor, truth: Tensor, holdout: Tensor) -> bool:
-    """Whether what came back is the records up to one shift and scale for all.
-
-    Then they did come back, and `mean` or `std` is not what training used.
-    """
-
-    def matched(records: Tensor) -> int:
-        if len(found) < FEW or len(records) < FEW:
-            return 0
-        rows = [
-            normalize(t.flatten(1).double() - t.flatten(1).double().mean(0), dim=1)
-            for t in (records, found)
-        ]
-        return int(((rows[0] @ rows[1].T).max(1).values > ALIKE).sum())
-
-    return matched(truth) > max(len(truth) // 3, 2 + matched(holdout[: len(truth)]))
 
 
 def overall(attacks: Sequence[Attacked], records: int) -> tuple[Verdict, str]:
@@ -145,18 +184,13 @@ def overall(attacks: Sequence[Attacked], records: int) -> tuple[Verdict, str]:
         return Verdict.INCONCLUSIVE, "No attack applies to this model, so nothing is known."
     unsure = [row for row in ran if row.verdict == Verdict.INCONCLUSIVE]
     if unsure:
-        which = ", ".join(row.title.lower() for row in unsure)
-        return (
-            Verdict.INCONCLUSIVE,
-            f"No record came back beyond chance, but this proves nothing for: {which}.",
+        which = ", ".join(
+            row.title.lower() + (" (not finished)" if row.finding is None else "") for row in unsure
         )
+        return Verdict.INCONCLUSIVE, f"Nothing is proved, either way, for: {which}."
     tried = ", ".join(row.title.lower() for row in ran)
     words = "No record comes back, by attacks that do recover records from a twin of this model"
-    some = [row.finding for row in ran if row.finding and tried_some(row.finding)]
-    only = "".join(
-        f" Only {f.records} of {records} records were tried by {f.attack}." for f in some
-    )
-    return Verdict.NOT_EXPOSED, f"{words}: {tried}.{only}"
+    return Verdict.NOT_EXPOSED, f"{words}: {tried}."
 
 
 def exposure_list(attacks: Sequence[Attacked]) -> list[dict[str, Any]]:

@@ -1,0 +1,102 @@
+"""Records that were never trained on: what chance alone can do is measured on them.
+
+Held-out and public records together, in the model's scale, less near copies of training records:
+those were as good as trained on. Where they differ in kind from the records, or are few, that is
+said before any attack runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remnant.auditing.case import Case
+from remnant.scoring.claims import repeats, rms_distance
+from remnant.scoring.ranks import compare
+from remnant.seeds import generator_for
+from remnant.types import Examples, Scaling
+
+# Of the usual distance between a stranger and its nearest fellow: nearer than this to a training
+# record is a near copy. Noise of 2 to 5% lies at 0.1; a larger share loses honest strangers.
+COPY = 0.25
+DOUBT = 1e-3  # how sure it must be that records and strangers differ in kind
+FEW = 20  # strangers, below which a comparison of kinds says nothing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strangers:
+    """`inputs`: s x d in the model's scale. `differ`: they are of another kind than the records."""
+
+    examples: Examples
+    inputs: Tensor
+    scaling: Scaling
+    copies: int
+    differ: bool
+    notes: tuple[str, ...]
+
+    def rows_of(self, examples: Examples | Tensor) -> Tensor:
+        """In the model's scale, k x d."""
+        inputs = examples.inputs if isinstance(examples, Examples) else examples
+        return self.scaling.to_model(inputs.double()).flatten(1)
+
+
+def strangers_of(case: Case) -> Strangers:
+    """All strangers of a case but near copies, and what is to be said of them."""
+    every, scaling = case.others, case.target.scaling
+    rows, records = (scaling.to_model(e.inputs.double()).flatten(1) for e in (every, case.truth))
+    far = ~near_copies(rows, records)
+    kept = every.take(far.nonzero().flatten())
+    copies, left = int((~far).sum()), rows[far]
+    differ = differ_in_kind(case.truth, records, kept, left)
+    return Strangers(
+        examples=kept,
+        inputs=left,
+        scaling=scaling,
+        copies=copies,
+        differ=differ,
+        notes=tuple(_notes(len(case.truth), len(kept), copies, differ)),
+    )
+
+
+def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
+    """s, bool: lies far nearer to a record than strangers lie to each other."""
+    if len(strangers) < 2 or repeats(strangers):
+        return torch.zeros(len(strangers), dtype=torch.bool)
+    among = rms_distance(strangers, strangers)
+    among.fill_diagonal_(torch.inf)
+    usual = among.min(1).values.median()
+    return rms_distance(strangers, records).min(1).values < COPY * usual
+
+
+def differ_in_kind(truth: Examples, records: Tensor, others: Examples, strangers: Tensor) -> bool:
+    """Whether half of the strangers, taken for candidates, tell records from the other half."""
+    if len(strangers) < FEW:
+        return False
+    generator = generator_for(0, "kinds")
+    order = torch.randperm(len(strangers), generator=generator)
+    half, rest = order[: len(order) // 2], order[len(order) // 2 :]
+    labels = truth.labels, others.labels[rest]
+    ranks = compare(strangers[half], records, strangers[rest], labels=labels, generator=generator)
+    return min(ranks.p, 1 - ranks.p + 1e-4) < DOUBT / 2
+
+
+def _notes(n: int, count: int, copies: int, differ: bool) -> list[str]:
+    said = []
+    if copies:
+        said.append(
+            f"{copies} held-out or public records are near copies of training records: they were "
+            "left out of every comparison. Hold out records of other people or things."
+        )
+    if count < n:
+        said.append(
+            f"There are {count} held-out and public records for {n} trained on: hold out at least "
+            "as many, so that chance can be told apart and a twin can be as hard as this model."
+        )
+    if differ:
+        said.append(
+            "Held-out records differ in kind from the training records (another source, scale or "
+            "preparation?): resemblance says nothing then, and only certified records count."
+        )
+    return said

@@ -1,0 +1,119 @@
+"""Which records a certified candidate may be claimed for, and how likely chance explains it.
+
+An attack that certifies states an error for each candidate. A record is claimed if a certified
+candidate lies within that error of it: then it is the record itself, not its likeness. Strangers
+(records that were never trained on) tell how often a record would be met by chance.
+
+Rows are records or candidates in the model's scale, k x d; distances are root mean squares.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import poisson
+from torch import Tensor
+
+SLACK = 2.0  # times the stated error: more claims rough records, less misses those just outside
+UNSTATED = 1e-3  # of the strangers' spread, for a certified candidate that states no error
+# Within the distance of the nearest stranger, chance falls with this power of the distance at the
+# most. Real records vary in more ways than this; a higher power would trust that further.
+WAYS = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Claims:
+    """`candidate`: n, the certified one that each record is claimed by, -1 = none. `foreign`: m,
+    certified and claimed for no record. `chance`: that strangers would be claimed as often."""
+
+    candidate: Tensor
+    distance: Tensor  # n, to the nearest certified candidate, in the model's scale
+    foreign: Tensor
+    chance: float
+    by_chance: float  # how many records strangers are expected to be claimed as
+
+    @property
+    def count(self) -> int:
+        return int((self.candidate >= 0).sum())
+
+
+def claim(
+    records: Tensor,
+    candidates: Tensor,
+    *,
+    passed: Tensor,
+    error: Tensor,
+    strangers: Tensor,
+    own: bool = False,
+) -> Claims:
+    """`passed` (m, bool) and `error` (m, NaN = unstated) are the attack's. `own`: candidate i was
+    sought for record i and may be claimed for no other; records past the last have none."""
+    n, m = len(records), len(candidates)
+    reach = _reach(error, strangers)
+    distance = rms_distance(records, candidates)
+    distance[:, ~passed] = math.inf
+    if own:
+        others = torch.ones(n, m, dtype=torch.bool)
+        others.fill_diagonal_(False)
+        distance[others] = math.inf
+    within = distance <= reach
+    met = torch.zeros(n, dtype=torch.bool) if m == 0 else within.any(1)
+    nearest = distance.min(1) if m else None
+    near = torch.full((n,), math.inf) if nearest is None else nearest.values
+    best = torch.where(within, distance, math.inf).argmin(1) if m else torch.zeros(n).long()
+    each = chance_of_meeting(candidates, reach, strangers) * passed
+    expected = float(each.sum()) if own else min(n * float(each.sum()), float(n))
+    count = int(met.sum())
+    return Claims(
+        candidate=torch.where(met, best, -1),
+        distance=near,
+        foreign=passed & ~within.any(0) if n else passed,
+        chance=float(poisson.sf(count - 1, expected)) if count else 1.0,
+        by_chance=expected,
+    )
+
+
+def chance_of_meeting(candidates: Tensor, reach: Tensor, strangers: Tensor) -> Tensor:
+    """m: how likely a stranger lies within `reach` of each candidate.
+
+    Strangers that do are counted. Where none does, and values do not repeat, the share falls below
+    that of the nearest stranger with the distance: whole numbers and categories coincide, numbers
+    with many digits do not.
+    """
+    count = len(strangers)
+    if not count:
+        return torch.ones(len(candidates), dtype=torch.float64)
+    distance = rms_distance(candidates, strangers)
+    within = (distance <= reach[:, None]).sum(1).double()
+    by_count = (within + 1) / (count + 1)
+    if repeats(strangers):
+        return by_count
+    ways = min(WAYS, strangers.shape[1])
+    nearest = distance.min(1).values.clamp_min(torch.finfo(torch.float64).tiny)
+    fall = (reach / nearest).clamp(max=1.0) ** ways
+    return torch.where(within > 0, by_count, fall / (count + 1))
+
+
+def repeats(rows: Tensor) -> bool:
+    """Whether records coincide, as they do in tables of whole numbers and categories."""
+    return len(torch.unique(rows, dim=0)) < len(rows)
+
+
+def rms_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Root mean square differences, k x l in float64, from the differences themselves."""
+    d = max(1, a.shape[1])
+    exact = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(a.double(), b.double(), compute_mode=exact) / math.sqrt(d)
+
+
+def spread(rows: Tensor) -> float:
+    """Root mean square distance from the mean."""
+    return float((rows.double() - rows.double().mean(0)).square().mean().sqrt())
+
+
+def _reach(error: Tensor, strangers: Tensor) -> Tensor:
+    """m: how far from a certified candidate its record may lie."""
+    usual = UNSTATED * spread(strangers) if len(strangers) > 1 else 0.0
+    return torch.where(error.isnan(), usual, SLACK * error.double())

@@ -1,0 +1,103 @@
+"""Do candidates lie nearer to the records than to records that were never trained on?
+
+An attack without a certificate returns likenesses. Strangers of the same kind are met by the same
+candidates; if the records were not trained on, nothing tells them from strangers, and every way of
+sharing out the names "record" and "stranger" within a class is as likely as the one that is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+SHUFFLES = 9999  # of the names; p is never below 1 / (SHUFFLES + 1)
+BLOCK = 2**24  # numbers of the shuffles that are held at a time
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranks:
+    """`p`: how likely records would stand so high by chance. `above`: n, higher than any stranger
+    of any class; `alike`: n, the likeness of each record's best candidate; `stranger`: the best
+    likeness of a stranger."""
+
+    p: float
+    above: Tensor
+    alike: Tensor
+    stranger: float
+
+
+def compare(
+    candidates: Tensor,
+    records: Tensor,
+    strangers: Tensor,
+    *,
+    labels: tuple[Tensor, Tensor] | None = None,
+    generator: torch.Generator,
+) -> Ranks:
+    """A permutation test of mean ranks within classes; rows are k x d in the model's scale.
+
+    Likeness is the cosine about the mean of records and strangers: scale, which some attacks cannot
+    know, says nothing, and neither does what all have in common. The mean of strangers alone would
+    favour the records.
+    """
+    if not len(candidates) or not len(strangers):
+        return Ranks(
+            p=1.0,
+            above=torch.zeros(len(records), dtype=torch.bool),
+            alike=torch.zeros(len(records), dtype=torch.float64),
+            stranger=1.0,
+        )
+    centre = torch.cat([records, strangers]).double().mean(0)
+    alike, null = (
+        best_likeness(rows.double() - centre, candidates.double() - centre)
+        for rows in (records, strangers)
+    )
+    groups = _groups(labels, len(records), len(strangers))
+    return Ranks(
+        p=_permuted(torch.cat([alike, null]), len(records), groups, generator),
+        above=alike > null.max(),
+        alike=alike,
+        stranger=float(null.max()),
+    )
+
+
+def best_likeness(rows: Tensor, candidates: Tensor) -> Tensor:
+    """k: the largest cosine of each row with a candidate."""
+    return (normalize(rows, dim=1) @ normalize(candidates, dim=1).T).max(1).values
+
+
+def _groups(labels: tuple[Tensor, Tensor] | None, n: int, count: int) -> list[Tensor]:
+    """Rows (records first) that may change names: of one class, if both kinds are in it."""
+    if labels is None or any(part.is_floating_point() for part in labels):
+        return [torch.arange(n + count)]
+    both = torch.cat([part.flatten() for part in labels])
+    shared = set(both[:n].tolist()) & set(both[n:].tolist())
+    return [(both == label).nonzero().flatten() for label in sorted(shared)]
+
+
+def _permuted(scores: Tensor, n: int, groups: list[Tensor], generator: torch.Generator) -> float:
+    """The share of shuffles in which records rank as high as they do."""
+    seen, total = 0.0, torch.zeros(SHUFFLES, dtype=torch.float64)
+    for rows in groups:
+        ranks = _midranks(scores[rows]) / len(rows)
+        mine = int((rows < n).sum())
+        seen += float(ranks[rows < n].sum())
+        step = max(1, BLOCK // len(rows))
+        for i in range(0, SHUFFLES, step):
+            part = total[i : i + step]
+            order = torch.rand(len(part), len(rows), generator=generator).argsort(1)[:, :mine]
+            part += ranks[order].sum(1)
+    if not groups:
+        return 1.0
+    # Sums of the same ranks in another order differ by rounding.
+    return (1 + int((total >= seen - 1e-9).sum())) / (1 + SHUFFLES)
+
+
+def _midranks(values: Tensor) -> Tensor:
+    """1 for the least; equal values share their mean rank."""
+    _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
+    shared: Tensor = count.cumsum(0).double() - (count - 1) / 2
+    return shared[place]
