@@ -73,7 +73,11 @@ def check_file(path: Path, fault: Fault = DataError) -> tuple[int, int]:
             raise fault(expected(str(path), "a file", "a folder"))
         if not stat.S_ISREG(about.st_mode):
             raise fault(expected(str(path), "a file", "a device or a pipe"))
-        return about.st_size, _held(handle, about.st_size)
+        size, held = about.st_size, _held(handle, about.st_size)
+        if size > SMALL and size > RATIO * held:
+            got = f"{gigabytes(size)}, of which {gigabytes(held)} are not holes"
+            raise fault(expected(str(path), "a file that is all there", got, "copy it again"))
+        return size, held
     finally:
         os.close(handle)
 
