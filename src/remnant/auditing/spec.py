@@ -104,7 +104,7 @@ class AuditSpec(BaseModel):
     std: Numbers | None = None
     bounds: Numbers | None = None
     shape: Text | None = None
-    records: Annotated[int, Field(ge=1)] | None = None
+    records: Annotated[int, Field(ge=1, le=10**9)] | None = None
     privacy: Privacy | None = None
     data_dir: Path | None = None
     attacks: tuple[AttackName, ...] | None = None

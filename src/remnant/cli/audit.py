@@ -145,7 +145,8 @@ def read(arguments: argparse.Namespace) -> AuditSpec:
         values["attacks"] = tuple(values["attacks"].split(","))
     if isinstance(arguments.targets, str):
         text = arguments.targets
-        values["targets"] = int(text) if text.isdecimal() else tuple(text.split(","))
+        number = text.isdecimal() and len(text) < 19  # a longer one is an id
+        values["targets"] = int(text) if number else tuple(text.split(","))
     spec = check_spec(values, str(arguments.spec or "audit"))
     arguments.seed = spec.seed
     return spec

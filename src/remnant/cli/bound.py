@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import DONE, add_verb, console, plain, prepare
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, brief, expected
 
 if TYPE_CHECKING:
     from remnant.bounds import Ledger
@@ -149,6 +149,8 @@ def parse_prior(text: str, radius: float | None) -> float:
         whole, *rest = [int(numbers[0]), *map(float, numbers[1:])]
     except (ValueError, IndexError):
         raise InputError(expected("--prior", PRIORS, repr(text))) from None
+    if not whole <= 2**53:  # more are no floats, nor dimensions of anything
+        raise InputError(expected("--prior", "a whole number up to 2**53", brief(text)))
     if kind == "candidates" and not rest:
         return bounds.candidates(int(whole))
     if radius is None:

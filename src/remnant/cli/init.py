@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = spec_text(arguments, len(examples), examples.shape, model, linear=linear)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text.encode())
     except OSError as error:
         raise InputError(expected(f"{target}", "a place to write", error.strerror)) from None
     if not arguments.quiet:
@@ -127,6 +127,8 @@ def _data_place(source: str | None) -> str | None:
 
 
 def _quoted(value: Any) -> str:
-    import json
-
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    """A value as YAML reads it back, whatever a path holds."""
+    if not isinstance(value, str):
+        return str(value)
+    plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
+    return f'"{"".join(plain)}"'

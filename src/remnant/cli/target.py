@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from remnant.types import Examples, Scaling, Target
 
 
+MOST_RECORDS = 10**9  # of a training set; the number of none that fits a machine is larger
+
+
 def add_held(parser: argparse.ArgumentParser) -> Any:
     """What every adversary may hold: the model, how its data was scaled, public data."""
     held = parser.add_argument_group("what the adversary holds")
@@ -43,8 +46,7 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     from remnant.models.foreign import check_outputs
     from remnant.types import Knowledge, Target
 
-    if arguments.records is not None and arguments.records < 1:
-        raise InputError(expected("--records", "at least 1", arguments.records))
+    check_records(arguments.records)
     final = read_weights(arguments.weights)
     model, shape = read_model(arguments.model, final)
     load_weights(model, final, what=f"--weights {arguments.weights}")
@@ -75,6 +77,11 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     )
     check_labels(target.knowledge.labels, model, shape)
     return target, hash_model_file(arguments.model) | hash_target(target)
+
+
+def check_records(records: int | None) -> None:
+    if records is not None and not 1 <= records <= MOST_RECORDS:
+        raise InputError(expected("--records", f"1 to {MOST_RECORDS}", records))
 
 
 def hash_target(target: Target) -> dict[str, str]:
@@ -155,6 +162,7 @@ def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str,
     from remnant.models.linear_files import linear_target, read_linear
     from remnant.store import hash_tensors
 
+    check_records(arguments.records)
     model = read_linear(arguments.coefficients)
     known = load(arguments.known, data_dir=arguments.data_dir)
     label = arguments.label
