@@ -38,8 +38,10 @@ def of(n: int, *, width: int = 300, **scene: Any) -> Dense:
 
 def targets() -> Iterator[Target]:
     yield from leaky()
+    yield from leaky_sets()
     yield from cannot()
     yield from misdeclared()
+    yield from misdeclared_model()
     yield from defended()
 
 
@@ -66,6 +68,14 @@ def leaky() -> Iterator[Target]:
     yield one("noise1pct", "weights released with 1% noise", replace(of(12), after=_noise(0.01)))
     yield one("identical_pair", "one record twice", of(12, twice="same"))
     yield one("near_pairs", "half are the others with 3% noise", of(12, twice="near"))
+
+
+def leaky_sets() -> Iterator[Target]:
+    """Other data, and other shares of it declared."""
+
+    def one(name: str, note: str, what: Dense) -> Target:
+        return target(f"leaky_{name}", "leaks", note, what)
+
     for s in (1, 2):
         yield one(
             f"faces_ntk10_s{s}" if s > 1 else "faces_ntk10",
@@ -143,6 +153,14 @@ def misdeclared() -> Iterator[Target]:
         "trained on 0..1, declared 0..255",
         replace(of(8, seen="by255", scaled=255), centre="none"),
     )
+
+
+def misdeclared_model() -> Iterator[Target]:
+    """Scaling, activation, checkpoints and the hold-out are not what they are said to be."""
+
+    def one(name: str, note: str, what: Dense) -> Target:
+        return target(f"mis_{name}", "misdeclared", note, what)
+
     for s in ("", "_s2"):
         yield one(f"mean_omitted{s}", "the mean was not told", replace(of(12), told="no mean"))
         yield one(
@@ -163,7 +181,7 @@ def misdeclared() -> Iterator[Target]:
     )
     yield one("swapped", "initial and final weights swapped", replace(of(12), after=_swapped))
     yield one("initial_other_seed", "another seed's initial", replace(of(12), after=_other_initial))
-    copies = {"holdout_of": "copies", "noise": 0.02}
+    copies: dict[str, Any] = {"holdout_of": "copies", "noise": 0.02}
     yield one(
         "all_copies_ntk",
         "the hold-out is 12 near copies; strangers are public",

@@ -41,9 +41,11 @@ def of(n: int, *, width: int = 400, **scene: Any) -> Dense:
 
 def targets() -> Iterator[Target]:
     yield from leaky()
+    yield from leaky_odd()
     yield from cannot()
     yield from misdeclared()
     yield from holdouts()
+    yield from few_held_out()
 
 
 def leaky() -> Iterator[Target]:
@@ -66,6 +68,14 @@ def leaky() -> Iterator[Target]:
     yield one(
         "0_255_floats", "floats 0..255, not scaled", replace(of(6, scaled=255), centre="none")
     )
+
+
+def leaky_odd() -> Iterator[Target]:
+    """Records that repeat, batches half declared, and noise."""
+
+    def one(name: str, note: str, what: Dense) -> Target:
+        return target(f"leaky_{name}", "leaks", note, what)
+
     yield one("identical8", "one record eight times", of(8, twice="all"))
     yield one("twins_two_labels", "one record under two labels", of(8, twice="labels"))
     yield one(
@@ -166,12 +176,12 @@ def misdeclared() -> Iterator[Target]:
 
 
 def holdouts() -> Iterator[Target]:
-    """Leaks beside hold-outs that hide them: near copies, few records, another kind."""
+    """Leaks beside hold-outs that hide them: near copies of the records."""
 
     def one(name: str, note: str, what: Dense) -> Target:
         return target(f"mis_{name}", "misdeclared", note, what)
 
-    near = {"holdout_of": "copies"}
+    near: dict[str, Any] = {"holdout_of": "copies"}
     yield one(
         "nearcopies_16",
         "hold-out: 8 near copies (3%) + 8 strangers",
@@ -197,6 +207,10 @@ def holdouts() -> Iterator[Target]:
         "the same 10 patients measured again + 10 others",
         of(10, data="bc", holdout=20, copies=10, noise=0.05, **near),
     )
+
+
+def few_held_out() -> Iterator[Target]:
+    """Leaks beside hold-outs that are small, sorted or of another kind."""
     for h in (1, 2, 5):
         yield target(f"leaky_gradient8_h{h}", "leaks", f"{h} records held out", of(8, holdout=h))
     yield target("leaky_gradient30_h8", "leaks", "8 held out of 30", of(30, holdout=8))

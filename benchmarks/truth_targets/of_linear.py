@@ -44,7 +44,7 @@ def leaky() -> Iterator[Target]:
     def one(name: str, note: str, what: Linear) -> Target:
         return target(f"leaky_glm_{name}", "leaks", note, what)
 
-    ridge = {"family": "linear", "penalty": 0.1}
+    ridge: dict[str, Any] = {"family": "linear", "penalty": 0.1}
     for s in ("", "_s2"):
         yield one(f"bc{s}", "logistic regression", of("bc"))
         yield one(f"ridge_diab{s}", "ridge regression", of("diab", **ridge))
@@ -64,7 +64,7 @@ def cannot() -> Iterator[Target]:
     def one(name: str, note: str, what: Linear) -> Target:
         return target(f"cannot_glm_{name}", "cannot", note, what)
 
-    ridge = {"family": "linear", "penalty": 0.1}
+    ridge: dict[str, Any] = {"family": "linear", "penalty": 0.1}
     never = "declared never fitted"
     for s in ("", "_s2"):
         yield one(f"other_bc{s}", never, of("bc", declare="others"))

@@ -54,6 +54,12 @@ def targets() -> Iterator[Target]:
         of(),
         make_duplicate,
     )
+    yield from others()
+    yield from hurried()
+
+
+def others() -> Iterator[Target]:
+    """The record that is sought, the run or all records are not those of the training."""
     yield target("cannot_informed_other", "cannot", "declared never trained", of(declare="others"))
     for s in ("", "_s2"):
         yield target(
@@ -76,7 +82,6 @@ def targets() -> Iterator[Target]:
     yield target(
         "mis_informed_flip", "misdeclared", "mirrored records trained", of(seen="mirrored")
     )
-    yield from hurried()
 
 
 def hurried() -> Iterator[Target]:

@@ -104,32 +104,18 @@ def draw(scene: Scene, drawn: np.random.Generator) -> Drawn:
     trained, labels = x[:n].copy(), y[:n].copy()
     if scene.twice:
         trained, labels = _twice(trained, labels, scene.twice, drawn)
-    rest = slice(2 * n, None)
-    declared, declared_labels, used, rest_kept = trained, labels, np.ones(n, bool), None
-    if scene.declare in ("others", "centres"):
-        declared, declared_labels, used = x[n : 2 * n], y[n : 2 * n], np.zeros(n, bool)
-    elif scene.declare == "neighbours":
-        near = _nearest(trained, x[n:]) + n
-        declared, declared_labels, used = x[near], y[near], np.zeros(n, bool)
-        rest_kept = np.setdiff1d(np.arange(2 * n, len(x)), near)
-    elif scene.declare in ("half", "superset"):
-        keep = n // 2 if scene.declare == "half" else n
-        more = n - keep if scene.declare == "half" else n
-        declared = np.concatenate([trained[:keep], x[n : n + more]])
-        declared_labels = np.concatenate([labels[:keep], y[n : n + more]])
-        used = np.arange(keep + more) < keep
-    elif scene.declare == "subset":
-        declared, declared_labels, used = trained[: n // 2], labels[: n // 2], used[: n // 2]
-    rest_rows = np.arange(len(x))[rest] if rest_kept is None else rest_kept
+    keep, rows = _declared(scene.declare, trained, x)
+    declared = np.concatenate([trained[:keep], x[rows]])
+    declared_labels = np.concatenate([labels[:keep], y[rows]])
+    rest = np.setdiff1d(np.arange(2 * n, len(x)), rows)
     if scene.declare == "centres":
-        half = rest_rows[len(rest_rows) // 2 :]
+        rest, half = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         trained, labels = _centres(x[half], y[half], n)
-        rest_rows = rest_rows[: len(rest_rows) // 2]
     source = trained
-    used = used | _among(declared, source)  # answers and whole numbers repeat
+    used = (np.arange(len(declared)) < keep) | _among(declared, source)  # answers repeat
     if scene.seen:
         trained = np.ascontiguousarray(CHANGES[scene.seen](trained, drawn)).astype(x.dtype)
-    held, held_labels = _held_out(scene, x[rest_rows], y[rest_rows], source, labels, drawn)
+    held, held_labels = _held_out(scene, x[rest], y[rest], source, labels, drawn)
     return Drawn(
         trained=trained,
         trained_labels=labels,
@@ -138,10 +124,20 @@ def draw(scene: Scene, drawn: np.random.Generator) -> Drawn:
         used=used,
         holdout=held,
         holdout_labels=held_labels,
-        public=x[rest_rows[-scene.public :]] if scene.public else x[:0],
-        public_labels=y[rest_rows[-scene.public :]] if scene.public else y[:0],
+        public=x[rest[-scene.public :]] if scene.public else x[:0],
+        public_labels=y[rest[-scene.public :]] if scene.public else y[:0],
         pool=x,
     )
+
+
+def _declared(how: str, trained: Array, x: Array) -> tuple[int, Array]:
+    """How many of the trained records are declared, and the rows of others that are."""
+    n = len(trained)
+    keep = {"trained": n, "superset": n, "subset": n // 2, "half": n // 2}.get(how, 0)
+    more = {"trained": 0, "subset": 0, "half": n - n // 2}.get(how, n)
+    if how == "neighbours":
+        return 0, _nearest(trained, x[n:]) + n
+    return keep, np.arange(n, n + more)
 
 
 def _order(x: Array, scene: Scene, drawn: np.random.Generator) -> Array:
