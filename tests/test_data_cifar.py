@@ -156,6 +156,24 @@ def test_a_broken_batch_is_one_line(tmp_path, body, match):
     refused(tmp_path, match)
 
 
+SHARED = b")" + b"q\x01h\x01\x86" * 45  # a tuple of 2**45 parts, all of them the same
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        python_2().replace(b"K\x06M\x00\x0c\x86", SHARED),
+        python_2().replace(b"K\x06M\x00\x0c\x86", SHARED + b"M\x00\x0c\x86"),
+        python_2().replace(b"K\x06M\x00\x0c\x86", b"U\x03abcM\x00\x0c\x86"),
+        python_2().replace(b"](K\x09", b"](" + SHARED),
+        b"\x80\x02}" + SHARED + b"K\x01s.",
+    ],
+)
+def test_parts_that_are_shared_are_not_walked_through(tmp_path, body):
+    (tmp_path / "data_batch_1").write_bytes(body)
+    refused(tmp_path, "use the binary archive")
+
+
 @pytest.mark.parametrize(
     ("body", "match"), [(binary()[:-1], "expected records of 3073 bytes"), (b"", "0 bytes in all")]
 )

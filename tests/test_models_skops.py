@@ -84,6 +84,16 @@ def test_a_malformed_archive_is_one_line(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
+def test_a_member_named_often_is_read_once(tmp_path):
+    def often(schema, held):
+        held["big.npy"] = held[schema["content"]["content"]["coef_"]["file"]]
+        node = schema["content"]["content"]["coef_"] | {"file": "big.npy"}
+        schema["content"]["content"] |= {f"a{i}": node for i in range(1000)}
+
+    edited(tmp_path / "m.skops", often)
+    assert read_skops(tmp_path / "m.skops").dense.weight.shape == (1, 10)
+
+
 def test_other_files_are_one_line(tmp_path):
     for name, raw in (("empty", b""), ("text", b"hello"), ("truncated", b"PK\x03\x04" + b"0" * 50)):
         (tmp_path / name).write_bytes(raw)

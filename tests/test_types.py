@@ -1,6 +1,7 @@
 """Values check themselves: every fault says what was expected and what came."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -71,6 +72,15 @@ def test_examples_take_keeps_ids_with_their_records():
     assert taken.labels.tolist() == [1, 0]
     assert (taken.shape, taken.classes, len(taken)) == ((1, 2, 2), 2, 2)
     assert examples(labels=torch.rand(3)).classes == 0
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [(1e39, 1.0), (math.inf, 1.0), (math.nan, 1.0), (3e38, 1e-30), (0.0, 1e-45),
+                      (0.0, math.inf)],
+)  # fmt: skip
+def test_scaling_keeps_inputs_finite(mean, std):
+    with pytest.raises(InputError, match="scaling: mean and std: expected finite inputs"):
+        Scaling(mean=torch.tensor(mean), std=torch.tensor(std))
 
 
 def test_scaling_goes_there_and_back():
