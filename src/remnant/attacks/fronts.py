@@ -16,18 +16,20 @@ def undo_convolutions(
     target: Target,
     features: Tensor,
     passed: Tensor,
+    error: Tensor,
     *,
     precision: float,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor, str]:
-    """Inputs from what enters the first dense layer, which of them to trust, and a word on it.
+) -> tuple[Tensor, Tensor, Tensor, str]:
+    """Inputs from what enters the first dense layer, which of them to trust, their squared errors
+    (k) from those of the features, and a word on it.
 
     A network without convolutions is its own inverse: everything comes back as it is. precision:
     rounding of the evidence; a unit that it alone lifts above zero must not pass for an active one.
     """
     convolved = any(isinstance(m, nn.Conv2d) for m in target.model.modules())
     if not convolved or not len(features):
-        return features, passed, ""
+        return features, passed, error, ""
     images = invert_features(
         target.model,
         features.clamp(min=0),
@@ -38,4 +40,4 @@ def undo_convolutions(
     )
     determined = int(images.determined.sum())
     words = f"; the convolutions determine {determined} of {len(passed)} images"
-    return images.inputs, passed & images.determined, words
+    return images.inputs, passed & images.determined, images.off(error), words

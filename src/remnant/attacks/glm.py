@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from remnant.attacks.outcome import in_box, nothing
+from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
 from remnant.errors import InputError, expected
 from remnant.models.linear_files import LinearModel, Recipe
 from remnant.solvers.glm.closed_form import (
@@ -25,6 +25,7 @@ from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Status, Target
 
 UNCHECKED = "no equation over to check this: right if one record is unknown, the others exact"
+SAFETY = 3.0  # times the predicted error is stated: a prediction is an order of magnitude
 LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
 
 
@@ -128,24 +129,29 @@ class GLM:
         inputs = target.scaling.to_data(torch.stack([f.input for f in found]))
         passed = torch.tensor([*map(self.sound, found)]) & in_box(inputs, target.bounds)
         alone = int(passed.sum()) == 1
-        sure = torch.tensor([1 / (1 + f.error / self.trusted) for f in found]) * passed
-        confidence = sure / max(1, int(passed.sum()))
+        likely = torch.tensor([1 / (1 + f.error / self.trusted) for f in found]) * passed
+        confidence = likely / max(1, int(passed.sum()))
         order = confidence.argsort(descending=True, stable=True)
         chosen = [found[i] for i in order.tolist()]
         one_number = chosen[0].label is None and len(case.fit(None).weight) == 1
         checked = not (alone and one_number and chosen[0].through == "the closed form")
         certified = alone and checked
+        squared = torch.tensor([(SAFETY * f.error * float(f.input.norm())) ** 2 for f in chosen])
+        sure = passed[order] & checked
+        stated = stated_errors(target, inputs[order], squared, sure)
         return Candidates(
             inputs=inputs[order],
             confidence=confidence[order].float(),
             labels=None if chosen[0].target is None else case.decode(chosen),
             status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
-            reason=words(chosen, passed, self.trusted, checked),
+            reason=words(chosen, passed, self.trusted, checked)
+            + (f", {worst_of(stated)}" if certified else ""),
             figures={
                 "counted": 1,
                 "found": len(found),
                 "certified": int(certified),
-                "passed": (passed[order] & checked).tolist(),
+                "passed": sure.tolist(),
+                "error": stated,
                 "predicted_error": [f.error for f in chosen],
                 "misfit": [f.misfit for f in chosen],
                 "through": chosen[0].through,

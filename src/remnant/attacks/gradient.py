@@ -9,12 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.fronts import undo_convolutions
-from remnant.attacks.outcome import in_box, in_data_scale, model_box, nothing, status_of
+from remnant.attacks.outcome import (
+    in_box,
+    in_data_scale,
+    model_box,
+    nothing,
+    stated_errors,
+    status_of,
+    worst_of,
+)
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.batch.graph_search import BatchSearch
 from remnant.solvers.batch.matching import Matching, match_gradient
 from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.blends import told_apart
+from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.residuals import output_residuals
 from remnant.solvers.spans import SMALLEST_GAP, count_records
@@ -87,6 +97,13 @@ class Gradient:
             settings=BatchSearch(walkers=self.walkers, patience=self.patience),
             generator=generator,
         )
+        if (
+            target.knowledge.records is None
+            and pair.first.bias is not None
+            and len(recovery.inputs)
+        ):
+            apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
+            recovery = replace(recovery, passed=recovery.passed & apart)
         return conclude(target, evidence, pair, recovery, generator)
 
     def one_smooth_layer(
@@ -105,7 +122,8 @@ class Gradient:
             count=count,
             box=None if deep.front or deep.scale != 1 else model_box(target),
         )
-        return conclude_span(target, evidence, replace(found, inputs=deep.to_inputs(found.inputs)))
+        inputs, error = deep.to_inputs(found.inputs), found.error / deep.scale
+        return conclude_span(target, evidence, replace(found, inputs=inputs, error=error))
 
     def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         read = read_deep(target.model, evidence.vector)
@@ -183,10 +201,11 @@ def conclude(
     trace = {"singular_values": spectrum.values.tolist()}
     if not len(recovery.inputs):
         return nothing(target, Status.INCONCLUSIVE, recovery.reason, figures=figures, trace=trace)
-    inputs, passed, more = undo_convolutions(
+    inputs, passed, error, more = undo_convolutions(
         target,
         recovery.inputs,
         recovery.passed,
+        recovery.error,
         precision=evidence.precision,
         generator=generator,
     )
@@ -203,6 +222,9 @@ def conclude(
     if status is Status.COMPLETE and not complete:
         status = Status.PARTIAL
     again = recovery.resimulation
+    stated = stated_errors(target, data[order], error[order], passed[order])
+    if certified:
+        more = f", {worst_of(stated)}{more}"
     return Candidates(
         inputs=data[order].float(),
         confidence=confidence[order].float(),
@@ -215,6 +237,7 @@ def conclude(
             "certified": certified,
             "rounds": recovery.rounds,
             "passed": passed[order].tolist(),
+            "error": stated,
             "unexplained": None if again is None else max(again.first, again.next),
             "residuals": None if residuals is None else residuals[order].tolist(),
         },
@@ -223,19 +246,25 @@ def conclude(
 
 
 def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Candidates:
-    """One hidden layer with a smooth activation: all records or none are certified."""
+    """One hidden layer with a smooth activation: certified where all records explain the gradient,
+    but for those that could be moved far without."""
     count = len(found.inputs)
     inputs = found.inputs.reshape(-1, *target.input_shape)
     certified = found.certified and found.sign_known
     words = f"the equations hold to {found.misfit:.1e}"
     if not found.sign_known:
         words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
-    sure, order = count if certified else 0, torch.arange(count)
+    data, order = in_data_scale(target, inputs), torch.arange(count)
+    error = found.error.square()
+    passed = (error < SURE * spread_of(inputs.flatten(1))) & torch.tensor(certified)
+    stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
+    if sure:
+        words += f", {worst_of(stated)}"
     return Candidates(
-        inputs=in_data_scale(target, inputs),
-        confidence=torch.full((count,), float(certified)),
+        inputs=data,
+        confidence=passed.float(),
         labels=labels_from(target, found.residuals, inputs, order) if certified else None,
-        status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
+        status=status_of(sure, count),
         reason=f"{sure} of {count} records found and certified without the truth: {words}",
         figures={
             "counted": count,
@@ -243,8 +272,8 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
             "certified": sure,
             "unexplained": found.misfit,
             "sign_known": found.sign_known,
-            "error": found.error.tolist(),
-            "passed": [certified] * count,
+            "error": stated,
+            "passed": passed.tolist(),
             "residuals": found.residuals.tolist(),
         },
     )

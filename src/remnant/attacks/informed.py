@@ -9,10 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from remnant.attacks.outcome import in_box, nothing
+from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
 from remnant.errors import InputError, expected
+from remnant.evidence import stored_precision
+from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
+from remnant.solvers.replay.errors import squared_errors
 from remnant.solvers.replay.observe import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
 from remnant.solvers.replay.ways import ReplaySettings
@@ -146,7 +149,23 @@ class Informed:
                 settings=self.replaying,
                 box=box_of(target),
             )
-        return conclude_replay(target, found)
+        return conclude_replay(target, found, self.replay_errors(target, found))
+
+    def replay_errors(self, target: Target, found: Replayed) -> Tensor:
+        """Squared errors to expect of the best answer's records, if it is to be certified."""
+        if not bool(found.matched[0] & found.determined[0]):
+            return torch.full((len(found.records[0]),), torch.inf)
+        initial = target.knowledge.initial
+        assert initial is not None
+        return squared_errors(
+            self.run_of(target, torch.float64),
+            stacked(target.weights),
+            found.records[0],
+            found.labels[0],
+            observation=self.observation(target),
+            precision=max(stored_precision(target.weights), stored_precision(initial)),
+            memory=self.replaying.memory,
+        )
 
     def learn(self, target: Target, generator: torch.Generator) -> Candidates:
         held = target.knowledge
@@ -237,25 +256,31 @@ def ends_of(target: Target) -> tuple[float, float]:
     return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))
 
 
-def conclude_replay(target: Target, found: Replayed) -> Candidates:
+def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidates:
     """The best answer's records, certified if the run with them ends at the released weights and
-    would not with others near them."""
+    would not with others near them. error: their squared errors."""
     records, labels = found.records[0], found.labels[0]
     residual, count = float(found.residual[0]), len(found.records[0])
     data = target.scaling.to_data(records).float()
     boxed = bool(in_box(data, target.bounds).all())
-    certified = bool(found.matched[0] & found.determined[0]) and boxed
+    matched = bool(found.matched[0] & found.determined[0]) and boxed
+    passed = (error < SURE * spread_of(records.flatten(1).double())) & torch.tensor(matched)
+    stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
+    words = replay_reason(found, boxed)
+    if matched:
+        words += f", {worst_of(stated)}" if sure else ", but not closely enough to vouch for any"
     return Candidates(
         inputs=data,
-        confidence=torch.full((count,), 1.0 - min(1.0, residual) if certified else 0.0),
+        confidence=passed * (1.0 - min(1.0, residual)),
         labels=labels,
-        status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
-        reason=replay_reason(found, boxed),
+        status=status_of(sure, count),
+        reason=words,
         figures={
             "counted": count,
             "found": count,
-            "certified": count if certified else 0,
-            "passed": [certified] * count,
+            "certified": sure,
+            "passed": passed.tolist(),
+            "error": stated,
             "residual": residual,
             "determined": bool(found.determined[0]),
             "evaluations": found.evaluations,

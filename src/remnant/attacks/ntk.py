@@ -9,11 +9,19 @@ import torch
 
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.ntk_replay import replay_instead, why_no_replay
-from remnant.attacks.outcome import in_data_scale, model_box, nothing
+from remnant.attacks.outcome import (
+    in_data_scale,
+    model_box,
+    nothing,
+    stated_errors,
+    status_of,
+    worst_of,
+)
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
 from remnant.solvers.descent.paper import SHARPENED, descend
 from remnant.solvers.descent.projected import Projected, search
+from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.difference.ground import Search
 from remnant.solvers.lifted import recover_linearised
 from remnant.types import Candidates, Evidence, Status, Target
@@ -81,14 +89,20 @@ class NTK:
         lifted = recover_linearised(target.model, evidence, generator=generator, count=count)
         if isinstance(lifted, str) or not lifted.exact:
             return found
-        n = lifted.count
+        passed = lifted.error < SURE * spread_of(lifted.inputs)
+        if not bool(passed.any()):
+            return found
+        n, sure, data = lifted.count, int(passed.sum()), in_data_scale(target, lifted.inputs)
+        stated = stated_errors(target, data, lifted.error, passed)
+        figures = {"counted": n, "certified": sure, "passed": passed.tolist(), "error": stated}
         return Candidates(
-            inputs=in_data_scale(target, lifted.inputs),
-            confidence=torch.ones(n),
-            status=Status.COMPLETE,
-            reason=f"{n} of {n} records found and certified without the truth: training was linear "
-            f"about the initial weights, and they explain all of it to {lifted.residual:.0e}",
-            figures=dict(found.figures) | {"counted": n, "certified": n, "passed": [True] * n},
+            inputs=data,
+            confidence=passed.float(),
+            status=status_of(sure, n),
+            reason=f"{sure} of {n} records found and certified without the truth, "
+            f"{worst_of(stated)}: training was linear about the initial weights, and they explain "
+            f"all of it to {lifted.residual:.0e}",
+            figures=dict(found.figures) | figures,
             trace=found.trace,
         )
 
@@ -107,7 +121,8 @@ class NTK:
             return replace(found, reason=reason)
         rough = self.project(target, evidence, generator)
         said = f"not exact, since {found.reason}; instead {rough.reason}"
-        figures = {k: v for k, v in found.figures.items() if k != "passed"} | dict(rough.figures)
+        lapsed = ("passed", "error")  # they were about other candidates
+        figures = {k: v for k, v in found.figures.items() if k not in lapsed} | dict(rough.figures)
         figures["certified"] = 0  # it could have certified some, and did not
         return replace(rough, reason=said, figures=figures, trace=found.trace)
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.ntk_rerun import polished
-from remnant.attacks.outcome import in_box, nothing, status_of
+from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
 from remnant.progress import task
+from remnant.solvers.blends import told_apart
 from remnant.solvers.difference.decay import without_decay
 from remnant.solvers.difference.exact import Recovery, recover
 from remnant.solvers.difference.ground import Search
@@ -75,6 +76,9 @@ def recover_exactly(
         recovery = solve(evidence, pair, span, how, generator)
         if recovery.certificate is None:
             recovery = polished(target, evidence, pair, span, recovery)
+        elif target.knowledge.records != count:
+            apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
+            recovery = replace(recovery, passed=recovery.passed & apart)
         return conclude(target, evidence, spectrum, decay, recovery, count, generator)
 
     if not full:
@@ -168,11 +172,14 @@ def no_gap(spectrum: Spectrum) -> str:
     )
 
 
-def words_for(target: Target, recovery: Recovery, certified: int, count: int) -> str:
+def words_for(
+    target: Target, recovery: Recovery, stated: list[float | None], certified: int, count: int
+) -> str:
     words = f"{certified} of {count} records found and certified without the truth"
-    if certified and recovery.error is not None:
-        worst = float(recovery.error[recovery.passed].max())
-        words += f", to about {worst:.0e} (squared error): {why_inexact(recovery)}"
+    if certified:
+        words += f", {worst_of(stated)}"
+    if certified and not recovery.exact:
+        words += f": {why_inexact(recovery)}"
     elif len(recovery.inputs) and not recovery.exact:
         words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
     if target.knowledge.records not in (None, count):
@@ -219,10 +226,11 @@ def conclude(
     generator: torch.Generator,
 ) -> Candidates:
     """Candidates in the data's own scale, certified ones first, and how far to trust them."""
-    inputs, passed, more = undo_convolutions(
+    inputs, passed, error, more = undo_convolutions(
         target,
         recovery.inputs,
         recovery.passed,
+        recovery.error,
         precision=10 * evidence.precision,  # a difference of weights has lost digits
         generator=generator,
     )
@@ -238,16 +246,16 @@ def conclude(
     elif labels is None and len(data) and recovery.duals is not None:
         labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
     basics = seen(spectrum, count)
+    stated = stated_errors(target, data[order], error[order], passed[order])
     figures = {
         "found": len(data),
         "certified": certified,
         "rounds": recovery.rounds,
         "passed": passed[order].tolist(),
+        "error": stated,
         "exact": recovery.exact,
         "decay": decay,
     }
-    if recovery.error is not None:
-        figures["expected_error"] = recovery.error[order].tolist()
     if recovery.rerun is not None:
         figures["rerun"] = describe(recovery.rerun.recipe) | {"gap": recovery.rerun.gap}
     if recovery.certificate is not None and recovery.certificate.residual is not None:
@@ -259,7 +267,7 @@ def conclude(
         confidence=recovery.confidence[order].float(),
         labels=None if labels is None else labels[order],
         status=status_of(certified, count),
-        reason=words_for(target, recovery, certified, count) + more,
+        reason=words_for(target, recovery, stated, certified, count) + more,
         figures=basics["figures"] | figures,
         trace=basics["trace"] | {"found": recovery.found},
     )

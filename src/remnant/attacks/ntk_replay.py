@@ -78,7 +78,8 @@ def replay_instead(target: Target, found: Candidates, *, generator: torch.Genera
     """What replay finds where the exact solver, by what it found, does not apply."""
     replayed = replay_records(target, generator=generator)
     said = f"not exact, since {found.reason}; instead {replayed.reason}"
-    figures = {k: v for k, v in found.figures.items() if k != "passed"} | dict(replayed.figures)
+    lapsed = ("passed", "error")  # they were about other candidates
+    figures = {k: v for k, v in found.figures.items() if k not in lapsed} | dict(replayed.figures)
     return replace(replayed, reason=said, figures=figures)
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.difference.certificate import spread_of
+from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.difference.exact import Recovery
 from remnant.solvers.difference.polish import Polished, polish
 from remnant.solvers.difference.rerun import Training
-from remnant.solvers.difference.smooth import SURE, duals_of
+from remnant.solvers.difference.smooth import duals_of
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, leaves
 from remnant.solvers.spans import Span
@@ -28,7 +28,7 @@ def polished(
     """The recovery with better points, if all were found and a plain run explains the weights."""
     told = target.knowledge.recipe
     tail = tail_after(target.model, pair)
-    if recovery.duals is None or recovery.error is None or tail is None:
+    if recovery.duals is None or tail is None:
         return recovery
     if not isinstance(told, GradientDescent | SGD | None):
         return recovery

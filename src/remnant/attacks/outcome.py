@@ -10,6 +10,9 @@ from torch import Tensor
 from remnant.types import Candidates, Status, Target
 
 BOX_ROOM = 0.05  # a record with a share of another mixed in leaves the box by that share
+ROUNDING = (
+    2.0**-23
+)  # candidates, and the records that they stand for, are stored in single precision
 
 
 def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
@@ -27,6 +30,32 @@ def status_of(certified: int, count: int) -> Status:
     if certified == count:
         return Status.COMPLETE
     return Status.PARTIAL if certified else Status.INCONCLUSIVE
+
+
+def stated_errors(
+    target: Target, data: Tensor, squared: Tensor, passed: Tensor
+) -> list[float | None]:
+    """What `figures["error"]` holds: the root-mean-square error of each of k candidates (k x shape,
+    in the data's own scale) over its entries, in the model's scale; None for one not certified.
+
+    squared: k, the squared L2 error to expect, in the model's scale. None is below what rounding
+    does to an entry before and after it is shifted and scaled.
+    """
+    scaling, flat = target.scaling, data.double().flatten(1)
+    mean, std = (
+        t.double().expand(target.input_shape).flatten() for t in (scaling.mean, scaling.std)
+    )
+    least = ROUNDING * (torch.maximum(flat.abs(), mean.abs()) / std).clamp(min=1.0)
+    error = (squared.double() / flat.shape[1] + least.square().mean(1)).sqrt()
+    return [
+        value if sure else None for value, sure in zip(error.tolist(), passed.tolist(), strict=True)
+    ]
+
+
+def worst_of(stated: list[float | None]) -> str:
+    """The largest stated error, in words."""
+    worst = max((value for value in stated if value is not None), default=0.0)
+    return f"to about {worst:.0e} (root mean square, in the model's scale)"
 
 
 def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from remnant.solvers.spans import Decomposition, count_records, decompose
 from remnant.types import Evidence, Weights
 
 ROUNDING_ROOM = 30.0  # the residual may be this many times what rounding the weights leaves
+DRAWS = 3  # of noise, to see how far it moves the records
+SAFETY = 36.0  # of squared errors: rounding is not as even as the noise that is drawn
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +52,7 @@ class Lifted:
     gap: float
     residual: float
     level: float
+    error: Tensor  # n: squared L2, to expect
 
     @property
     def exact(self) -> bool:
@@ -116,16 +119,12 @@ def recover_linearised(
         shape = f"{count} records and {len(head)} outputs"
         return f"{shape} need a last hidden layer wider than {need}; it has {width}"
     with task("lifted equations"):
-        signals, gap = _signals(parts[-1].parts(count)[0], head, generator)
-        if signals is None:
+        inputs, gap = _solve(stack, parts, count, evidence, generator)
+        if inputs is None:
             return "the lifted equations have no real solution: the target was not linearised"
-    features = torch.linalg.lstsq(
-        signals, stack.hidden[-1].affine(evidence.vector), driver="gelsd"
-    ).solution
-    features = features[:, :-1] / features[:, -1:]
-    inputs = _down(stack.hidden[:-1], parts, features, evidence.start)
     duals, residual = explain(model, evidence, inputs)
     return Lifted(
+        error=_errors(stack, inputs, max(residual, rounding(evidence)), evidence),
         inputs=inputs,
         duals=duals,
         count=count,
@@ -133,6 +132,45 @@ def recover_linearised(
         residual=residual,
         level=rounding(evidence),
     )
+
+
+def _solve(
+    stack: Stack,
+    parts: Sequence[Decomposition],
+    count: int,
+    evidence: Evidence,
+    generator: torch.Generator,
+) -> tuple[Tensor | None, float]:
+    """The records (n x d) of these decomposed changes, and the gap."""
+    head = evidence.start[stack.output.weight]
+    signals, gap = _signals(parts[-1].parts(count)[0], head, generator)
+    if signals is None:
+        return None, gap
+    features = torch.linalg.lstsq(
+        signals, stack.hidden[-1].affine(evidence.vector), driver="gelsd"
+    ).solution
+    features = features[:, :-1] / features[:, -1:]
+    return _down(stack.hidden[:-1], parts, features, evidence.start), gap
+
+
+def _errors(stack: Stack, inputs: Tensor, size: float, evidence: Evidence) -> Tensor:
+    """n: squared errors to expect of the inputs: how far they move under noise as large as what is
+    not explained (relative `size`)."""
+    total = torch.zeros(len(inputs), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
+    whole = sum(float(v.square().sum()) for v in evidence.vector.values())
+    each = size * math.sqrt(whole / sum(v.numel() for v in evidence.vector.values()))
+    for _ in range(DRAWS):
+        noisy = {
+            name: v + each * torch.randn(v.shape, generator=generator, dtype=v.dtype)
+            for name, v in evidence.vector.items()
+        }
+        parts = [decompose(layer.affine(noisy)) for layer in stack.hidden]
+        moved, _ = _solve(stack, parts, len(inputs), replace(evidence, vector=noisy), generator)
+        if moved is None:
+            return torch.full_like(total, torch.inf)
+        total += torch.cdist(inputs, moved).square().min(1).values / DRAWS
+    return SAFETY * total.nan_to_num(nan=math.inf)
 
 
 def _signals(left: Tensor, head: Tensor, generator: torch.Generator) -> tuple[Tensor | None, float]:

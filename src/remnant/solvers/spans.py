@@ -44,6 +44,13 @@ class Decomposition:
         square = self.values.square()
         return math.sqrt(float(square[count:].sum() / square.sum().clamp(min=1e-300)))
 
+    def noise(self, count: int) -> float:
+        """The root-mean-square entry of noise that leaves what is outside those directions."""
+        rest = self.values[count:]
+        live = int((rest > 1e-3 * rest[:1]).sum())  # dead inputs and neurons hold none
+        longer = max(len(self.left), self.right.shape[1]) - count
+        return math.sqrt(float(rest.square().sum()) / max(1, live * longer))
+
 
 def decompose(matrix: Tensor) -> Decomposition:
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
@@ -60,6 +67,7 @@ class Span:
     left: Tensor
     scale: Tensor
     right: Tensor
+    noise: float = 0.0  # root-mean-square entry of what the cut left out, as if it were everywhere
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,4 +143,4 @@ def span_of(parts: Decomposition, count: int) -> Span:
     """The leading `count` directions of the layer's change."""
     left, scale, right = parts.parts(count)
     unit = math.sqrt(len(left))
-    return Span(left=left * unit, scale=scale / unit, right=right)
+    return Span(left=left * unit, scale=scale / unit, right=right, noise=parts.noise(count))

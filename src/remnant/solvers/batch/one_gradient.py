@@ -17,12 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
+from remnant.solvers.batch.errors import (
+    SAFETY,
+    dual_errors,
+    graph_errors,
+    outside_span,
+    scale_doubt,
+    unknown,
+    upright,
+)
 from remnant.solvers.batch.frames import first_side, pose_frames
 from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph, settle
 from remnant.solvers.batch.output_search import Spaces, polish, search_signals
 from remnant.solvers.batch.resimulate import Resimulation, resimulate
 from remnant.solvers.batch.smooth_graph import search_smooth
 from remnant.solvers.batch.smooth_problem import SmoothProblem
+from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.spans import Decomposition, Parts, Spectrum, count_in_noise, decompose
 
 EXACT = 1e-4  # residual of a record; right ones stay below 1e-5, one wrong sign costs 1e-3
@@ -72,6 +82,7 @@ class BatchRecovery:
     rounds: int
     found: list[float]  # after each round
     resimulation: Resimulation | None
+    error: Tensor  # k: the squared error to expect (L2, in the model's scale)
     reason: str  # in a sentence
 
 
@@ -118,11 +129,13 @@ def recover_batch(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What a search found, and records (k x (d+1)) that are `exact` or only near."""
+    """What a search found, records (k x (d+1)) that are `exact` or only near, and their squared
+    errors (k), one standard deviation, with a bias' 1 or else at unit length."""
 
     found: Found
     records: Tensor
     exact: bool
+    error: Tensor
 
 
 def solve(
@@ -139,29 +152,40 @@ def solve(
     tolerance = EXACT if tail < CLEAN else NOISY
     if tail > CLEAN:  # noise keeps walkers from arriving; the residuals still tell
         settings = replace(settings, arrived=max(settings.arrived, ROUGHLY))
-    leading = parts.parts(counted)
+    leading, noise = parts.parts(counted), parts.noise(counted)
     if counted == 1:
         return single(layers, parts)
     if leak is None:
         problem = pose_smooth(layers, leading)
         found = search_smooth(problem, settings, SMOOTH if tail < CLEAN else NOISY, generator)
-        return Outcome(found=found, records=(found.t @ problem.t) @ problem.to_record, exact=True)
+        records = (found.t @ problem.t) @ problem.to_record
+        error = found.graph_residual.square() * upright(records, layers.bias).square().sum(1)
+        shares = found.t @ problem.t @ problem.inverse1
+        beside = outside_span(records, shares, noise, layers.bias)
+        return Outcome(found=found, records=records, exact=True, error=error + beside)
     if last or counted > len(layers.next_weight):
         frame, inverse, to_record = first_side(layers.first, leading)
         signals = torch.linalg.qr(layers.next_weight.T)[0]
         spaces = Spaces(t=frame, a=leading[0], p=signals, inverse1=inverse)
         found = search_signals(spaces, leak, settings, tolerance, generator)
         if len(found) < counted:
-            return Outcome(found=found, records=(found.t @ frame) @ to_record, exact=False)
+            records = (found.t @ frame) @ to_record
+            return Outcome(found=found, records=records, exact=False, error=unknown(found))
         found, records = polish(spaces, to_record, found, layers.first, leak, settings)
-        return Outcome(found=found, records=records, exact=True)
+        error = dual_errors(spaces, to_record, found, records, leak, layers.bias)
+        own = torch.linalg.pinv((found.a @ spaces.a).T)
+        beside = outside_span(records, own, noise, layers.bias)
+        return Outcome(found=found, records=records, exact=True, error=error + beside)
     next_parts = decompose(layers.next_gradient[:, : layers.width]).parts(counted)
     frames, to_record = pose_frames(layers.first, layers.next_weight, leading, next_parts)
     found = search_graph(frames, leak, settings, tolerance, generator)
     inexact = len(found) > 0 and float(found.graph_residual.max()) > 0.1 * EXACT
     if len(found) < counted or tail > CLEAN or inexact:
         found = settle(frames, found, leak, settings)
-    return Outcome(found=found, records=(found.t @ frames.t) @ to_record, exact=True)
+    records = (found.t @ frames.t) @ to_record
+    error = graph_errors(frames, to_record, found, leak, layers.bias)
+    beside = outside_span(records, found.t @ frames.t @ frames.inverse1, noise, layers.bias)
+    return Outcome(found=found, records=records, exact=True, error=error + beside)
 
 
 def pose_smooth(layers: Layers, parts: Parts) -> SmoothProblem:
@@ -246,7 +270,9 @@ def single(layers: Layers, parts: Decomposition) -> Outcome:
         dual_residual=residual,
         series=[0.0, 1.0],
     )
-    return Outcome(found=found, records=record[None], exact=True)
+    share = record.norm() / parts.values[:1, None]
+    error = outside_span(record[None], share, parts.noise(1), layers.bias)
+    return Outcome(found=found, records=record[None], exact=True, error=error)
 
 
 def conclude(
@@ -255,7 +281,7 @@ def conclude(
     """Scale the records, put them through the layers again, and say what holds."""
     found, tail = outcome.found, parts.tail(counted)
     full = len(found) == counted
-    records, scaled = fix_scale(layers, outcome.records, full)
+    records, scaled, doubt = fix_scale(layers, outcome.records, full)
     smooth = leak_of(layers.activation) is None
     tolerance = SMOOTH if smooth else EXACT if tail < CLEAN else NOISY
     passed = (found.graph_residual < tolerance) & (found.dual_residual < tolerance)
@@ -278,6 +304,9 @@ def conclude(
         passed = passed | complete
     if tail > CLEAN:  # one record's residual tells too little there, all records together do
         passed = passed & torch.tensor(complete)
+    size = records.square().sum(1)
+    error = SAFETY * (outcome.error * (1.0 if layers.bias else size) + doubt * size)
+    passed = passed & (error < SURE * spread_of(records))
     return BatchRecovery(
         inputs=records[:, :-1] if layers.bias else records,
         duals=found.a,
@@ -290,28 +319,32 @@ def conclude(
         rounds=found.rounds,
         found=found.series,
         resimulation=again,
+        error=error,
         reason=reason_of(len(found), int(passed.sum()), counted, complete, scaled),
     )
 
 
-def fix_scale(layers: Layers, records: Tensor, full: bool) -> tuple[Tensor, bool]:
-    """Records with their true scale, and whether it could be told.
+def fix_scale(layers: Layers, records: Tensor, full: bool) -> tuple[Tensor, bool, Tensor]:
+    """Records with their true scale, whether it could be told, and its squared relative errors.
 
     With a bias the last coordinate is 1. Without one M2 = sum_i d_i [h_i, 1]^T still fixes it: the
     weights give d_i times the scale of h_i, and these over the scales must add up to the bias.
     """
     if layers.bias:
         last = records[:, -1:]
-        return records / torch.where(last.abs() < 1e-12, torch.full_like(last, 1e-12), last), True
+        one = torch.where(last.abs() < 1e-12, torch.full_like(last, 1e-12), last)
+        return records / one, True, torch.zeros_like(last[:, 0])
     width = layers.width
     rows, columns = layers.next_gradient.shape
     if not full or columns == width or rows < len(records) or leak_of(layers.activation) is None:
-        return records, False
+        return records, False, torch.full_like(records[:, 0], math.inf)
     with torch.no_grad():
         features = layers.activation(records @ layers.first.T)
-    signals = torch.linalg.lstsq(features.T, layers.next_gradient[:, :width].T).solution
-    inverse = torch.linalg.lstsq(signals.T, layers.next_gradient[:, width:]).solution
-    return records / inverse, bool((inverse > 0).all())
+    seen, wanted = layers.next_gradient[:, :width], layers.next_gradient[:, width:]
+    signals = torch.linalg.lstsq(features.T, seen.T, driver="gelsd").solution
+    inverse = torch.linalg.lstsq(signals.T, wanted, driver="gelsd").solution
+    doubt = scale_doubt(signals, inverse, wanted, signals.T @ features - seen)
+    return records / inverse, bool((inverse > 0).all()), doubt
 
 
 def reason_of(found: int, passed: int, counted: int, complete: bool, scaled: bool) -> str:
@@ -339,5 +372,6 @@ def nothing(layers: Layers, spectrum: Spectrum, counted: int, reason: str) -> Ba
         rounds=0,
         found=[0.0],
         resimulation=None,
+        error=none,
         reason=reason,
     )

@@ -36,11 +36,13 @@ def solve_pairs(
     *,
     iterations: int,
     tolerance: float = 1e-11,
+    noise: Tensor | None = None,
 ) -> Pairs:
     """Minimise |used * (outer u - slope * (inner v))| over (u, v) with u fixed along its start.
 
     outer: w x r and inner: w x s, orthonormal columns. slope, used: k x w. start: rows k x r and
-    k x s; the part of u along its own start stays, which excludes the zero solution.
+    k x s; the part of u along its own start stays, which excludes the zero solution. noise: k x w,
+    added to what is minimised, to see how far that moves the solution.
     """
     r = outer.shape[1]
     outer_t, inner_t = outer.T.contiguous(), inner.T.contiguous()
@@ -55,7 +57,7 @@ def solve_pairs(
         return torch.cat([u - (u * fixed).sum(1, keepdim=True) * fixed, v], dim=1)
 
     uv = torch.cat([fixed, start[1] / size], dim=1)
-    rest = -back(mismatch(uv))
+    rest = -back(mismatch(uv) if noise is None else mismatch(uv) + noise * used)
     step = rest.clone()
     square = rest.square().sum(1, keepdim=True)
     goal = square * tolerance**2 + torch.finfo(rest.dtype).tiny

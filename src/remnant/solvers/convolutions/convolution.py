@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.convolutions.prefix import Prefix, jacobian, read_prefix
-from remnant.solvers.convolutions.room import room_along, weak_directions
+from remnant.solvers.convolutions.room import WEAK, room_along, weak_directions
 
 Vector = NDArray[np.float64]
 DAMPING = 1e-13  # of the mean squared column: holds open directions, moves no other
@@ -57,7 +57,9 @@ class Images:
     residual: violation of equations, inequalities and box over the features' norm. equations:
     active units at the end. condition: largest over smallest singular value of the equations'
     Jacobian there (infinite where they are fewer than the unknowns). room: how far, in L2, the
-    image may move where its equations are weak (infinite where that is not known).
+    image may move where its equations are weak (infinite where that is not known). weakest: the
+    smallest singular value of the equations, but for directions that have room. unmet: the residual
+    as it is, not over the norm.
     """
 
     inputs: Tensor
@@ -67,7 +69,14 @@ class Images:
     condition: Tensor
     room: Tensor
     steps: Tensor
+    weakest: Tensor
+    unmet: Tensor
     unknowns: int
+
+    def off(self, error: Tensor) -> Tensor:
+        """k: squared errors of the images from those of their features (k), all L2."""
+        moved = (error.to(self.unmet) + self.unmet.square()) / self.weakest.square()
+        return moved + torch.where(self.room.isfinite(), self.room, 0.0).square()
 
 
 def invert_features(
@@ -110,8 +119,8 @@ def invert_features(
             )
             found.append(_invert_one(problem, x.clip(low, high), settings, generator))
             advance()
-    inputs, *figures = zip(*found, strict=True) if found else ((),) * 6
-    residual, equations, condition, room, steps = (torch.tensor(values) for values in figures)
+    inputs, *figures = zip(*found, strict=True) if found else ((),) * 8
+    residual, equations, condition, room, steps, weakest, unmet = map(torch.tensor, figures)
     held = condition < 1 / settings.full_rank
     if prefix.affine:  # the equations alone hold it, if they do not amplify what they leave over
         held = (room < settings.within) | (condition * residual < AMPLIFIED)
@@ -123,6 +132,8 @@ def invert_features(
         condition=condition,
         room=room,
         steps=steps,
+        weakest=weakest.double(),
+        unmet=unmet.double(),
         unknowns=int(np.prod(input_shape)),
     )
 
@@ -187,8 +198,9 @@ class Problem:
 
 def _invert_one(
     problem: Problem, start: Vector, settings: Inversion, generator: torch.Generator
-) -> tuple[Vector, float, int, float, float, int]:
-    """The image, its residual, its equations, their condition, its room, the steps taken.
+) -> tuple[Vector, float, int, float, float, int, float, float]:
+    """The image, its residual, its equations, their condition, its room, the steps taken, and
+    `weakest` and `unmet` of `Images`.
 
     Masks and maxima inside can leave the descent in a local minimum. Since a feature sees few
     pixels, regions are right or wrong on their own: shake those to blame for a violation, descend,
@@ -209,7 +221,12 @@ def _invert_one(
     held = jacobian(prefix, at.values, at.equation)
     held = held[np.diff(held.indptr) > 0]  # a window that is silent throughout says nothing here
     x, room = _settle(problem, at, held, settings.within)
-    return x, at.cost**0.5 / problem.norm, held.shape[0], _condition(held), room, taken
+    largest, smallest = _extremes(held)
+    condition = largest / smallest if smallest > 0 else float("inf")
+    if np.isfinite(room):
+        smallest = max(smallest, WEAK * float(np.sqrt(held.power(2).sum(0).mean())))
+    unmet = at.cost**0.5
+    return x, unmet / problem.norm, held.shape[0], condition, room, taken, smallest, unmet
 
 
 def _settle(
@@ -314,10 +331,10 @@ def _factor(gram: sp.csc_matrix, ridge: float) -> SuperLU:
     )
 
 
-def _condition(held: sp.csr_matrix, *, iterations: int = 30) -> float:
-    """Largest over smallest singular value, by power and inverse iteration from a fixed start."""
+def _extremes(held: sp.csr_matrix, *, iterations: int = 30) -> tuple[float, float]:
+    """Largest and smallest singular value, by power and inverse iteration from a fixed start."""
     if held.shape[0] < held.shape[1]:
-        return float("inf")
+        return 1.0, 0.0
     gram = (held.T @ held).tocsc()
     scale = gram.diagonal().mean()
     factor = _factor(gram, DAMPING * scale)
@@ -327,5 +344,4 @@ def _condition(held: sp.csr_matrix, *, iterations: int = 30) -> float:
         large /= np.linalg.norm(large)
         small = factor.solve(small)
         small /= np.linalg.norm(small)
-    low = float(np.linalg.norm(held @ small))
-    return float(np.linalg.norm(held @ large)) / low if low > 0 else float("inf")
+    return float(np.linalg.norm(held @ large)), float(np.linalg.norm(held @ small))

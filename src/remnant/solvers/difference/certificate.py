@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remnant.solvers.difference.errors import squared_errors
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.zeros import fixed_by, zeros_of
 
@@ -23,7 +24,7 @@ FIRING, ACTIVE = 0.1, 0.25
 # Of an estimate's zeros, fewer. Measured: right ones 0 to 0.035, blends of two records from 0.03 on
 # and mostly above 0.06, other records from 0.07 on and mostly above 0.2.
 ESTIMATE_FIRING = 0.05
-SURE = 0.05  # squared error to expect of an estimate, relative to the spread of records
+SURE = 1e-2  # squared error to expect of a record, relative to the spread of records
 MOST = 0.8  # a wrong dual spoils records other than its own: few that pass may do so by chance
 FAR = 0.1  # squared distance of record and point, relative to the spread of records
 # Of a record's features outside the next layer's change, over what blends of two records leave: a
@@ -46,6 +47,7 @@ class Certificate:
     passed: Tensor  # k, bool: sure, and not doubtful, and most others are not either
     exact: bool  # all duals are determined
     residual: float | None  # of the first layer's change, once duals are zero where silent
+    error: Tensor  # squared, to expect of the record (L2, in the model's scale)
     foreign: Tensor | None  # of its features to the next layer's change; none if that is the output
 
     @property
@@ -83,8 +85,11 @@ def certify(
         close = zero_but_firing <= (ESTIMATE_FIRING * zeros).clamp(min=2)
         passed = passed & close & (error < SURE * spread_of(y))
     # One wrong dual spoils others' records in a linear solve.
-    if error is None and not (bool(sure.all()) and float(passed.double().mean()) >= MOST):
-        passed = torch.zeros_like(passed)
+    exact = error is None
+    if error is None:
+        few = not (bool(sure.all()) and float(passed.double().mean()) >= MOST)
+        error = squared_errors(problem, records, z, exact_zeros)
+        passed = passed & (error < SURE * spread_of(y)) & ~torch.tensor(few)
     return Certificate(
         zeros=zeros / len(problem.start),
         second=exact_zeros.second,
@@ -93,8 +98,9 @@ def certify(
         distance=distance,
         doubtful=doubtful,
         passed=passed,
-        exact=error is None and bool(sure.all()),
-        residual=None if error is not None else unexplained(problem, y, silent),
+        exact=exact and bool(sure.all()),
+        residual=unexplained(problem, y, silent) if exact else None,
+        error=error,
         foreign=foreign,
     )
 
@@ -146,4 +152,4 @@ def spread_of(y: Tensor) -> float:
     """The median squared distance of records (k x n) from their median."""
     if len(y) < 2:
         return max(float(y.square().sum()), 1e-300)
-    return max(float((y - y.median(0).values).square().sum(1).median()), 1e-300)
+    return max(float((y - y.quantile(0.5, dim=0)).square().sum(1).quantile(0.5)), 1e-300)

@@ -42,7 +42,7 @@ from remnant.solvers.spans import Span
 PLENTY = 0.5  # share of sure duals above which the other points are not refined
 NEAR = 0.25  # gap of a point worth a try
 FARTHER = 0.4  # and of one that is kept away from others, maybe from where it would go
-LARGER = 12.0  # what two estimates of a record differ by falls short of their squared error by that
+LARGER = 96.0  # what two estimates of a record differ by falls short of their squared error by that
 LEAST = 8.0  # times the median error: one that is stated is not below
 # Cosines that points are held below: with those found, and with each other. Taken in turn, when
 # fewer than FEW of the starts, or of what is left, are new. Removing a record from the span leaves
@@ -92,7 +92,7 @@ class Recovery:
     confidence: Tensor  # k, 0..1
     exact: bool  # up to rounding, if right
     found: list[float]  # after each round
-    error: Tensor | None = None  # k: the squared error to expect, where not exact
+    error: Tensor  # k: the squared error to expect (L2, in the model's scale)
     certificate: Certificate | None = None
     rerun: Fit | None = None  # of the training, from these records, where that was tried
     labels: Tensor | None = None  # k: those that it was run with
@@ -148,7 +148,7 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
         confidence=agreement * (0.5 + 0.5 * proof.passed),
         exact=proof.exact,
         found=series,
-        error=None if error is None else stated(error),
+        error=proof.error if error is None else stated(error),
         certificate=proof,
     )
 

@@ -31,6 +31,7 @@ class Problem:
     sizes: Tensor  # w: singular values of that change, relative, none below FAINT
     signals: Tensor | None = None  # w x c: before the output layer, what comes back from it
     zero: float  # below this, relative to its root-mean-square, an entry of a dual is zero
+    noise: float  # root-mean-square error of an entry of the first layer's change
 
     @property
     def count(self) -> int:
@@ -120,6 +121,7 @@ def pose(
         follows=follows,
         sizes=sizes,
         zero=zero_level(span, first_end, precision),
+        noise=max(span.noise, rounding_of(first_end, precision)),
     )
 
 
@@ -167,10 +169,16 @@ def pose_output(
         sizes=none,
         signals=torch.linalg.qr(torch.cat([next_start, next_end]).T)[0],
         zero=zero_level(span, first_end, precision),
+        noise=max(span.noise, rounding_of(first_end, precision)),
     )
 
 
 def zero_level(span: Span, weights: Tensor, precision: float) -> float:
     """Ten times what rounding the weights does to the weakest direction's duals."""
-    rounding = precision / math.sqrt(12) * float(weights.square().mean().sqrt())
+    rounding = rounding_of(weights, precision)
     return min(0.03, max(LEAST_ZERO, 10 * rounding / float(span.scale[-1])))
+
+
+def rounding_of(weights: Tensor, precision: float) -> float:
+    """The root-mean-square error of a weight that is stored so."""
+    return precision / math.sqrt(12) * float(weights.square().mean().sqrt())

@@ -20,7 +20,7 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.difference import exact
-from remnant.solvers.difference.certificate import spread_of
+from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.difference.exact import Recovery
 from remnant.solvers.difference.ground import Search
 from remnant.solvers.spans import Span, rounding_level
@@ -31,9 +31,10 @@ SIZES = (0.4, 1.2)  # of a start, times a first guess of the root-mean-square of
 # Records leave less than this share of what is not linear in their features outside the space.
 OUTSIDE = 0.05
 ODD = 5.0  # times the median of what found points leave outside
-LARGER = 64.0  # what a linear estimate of a record's squared error falls short by at most, measured
+LARGER = (
+    128.0  # what a linear estimate of a record's squared error falls short by at most, measured
+)
 WIDE = 16  # neurons a record above which that is enough
-SURE = 5e-2  # predicted squared error of a record, in spreads of records
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,7 +131,7 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
     )
     n = problem.start.shape[1]
     error = stated(problem, found.error)
-    sure = error < (SURE * spread_of(found.y) if len(found) > 1 else math.inf)
+    sure = error < SURE * spread_of(found.y)
     duals = duals_of(problem.span, found.y) if len(found) == n else None
     return Recovery(
         inputs=(found.y @ problem.span.right)[:, :-1],
@@ -219,7 +220,7 @@ def random_starts(
     draw = torch.rand(count, 1, generator=generator, dtype=torch.float64)
     if len(known):
         others = known @ problem.start.T
-        y = y - torch.linalg.lstsq(others.T, problem.start @ y.T).solution.T @ known
+        y = y - torch.linalg.lstsq(others.T, problem.start @ y.T, driver="gelsd").solution.T @ known
     low, high = SIZES
     rms = (y @ problem.start.T).square().mean(1, keepdim=True).sqrt()
     y = y * problem.size * low * (high / low) ** draw / rms

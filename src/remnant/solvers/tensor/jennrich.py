@@ -73,7 +73,10 @@ def diagonalise(matrices: Tensor, *, generator: torch.Generator, starts: int = 1
     for _ in range(starts):
         mix = torch.randn(2, len(matrices), generator=generator, dtype=matrices.dtype)
         one, two = torch.einsum("tl,lab->tab", mix, matrices)
-        values, vectors = torch.linalg.eig(torch.linalg.solve(two, one, left=False))
+        ratio, fault = torch.linalg.solve_ex(two, one, left=False)
+        if bool(fault) or not bool(ratio.isfinite().all()):  # records that nothing tells apart
+            continue
+        values, vectors = torch.linalg.eig(ratio)
         real = _real_basis(values, vectors)
         if float(torch.linalg.cond(real)) > 1e12:
             continue

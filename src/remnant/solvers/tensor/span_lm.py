@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from remnant.progress import task
+from remnant.solvers import spans
 from remnant.solvers.spans import count_records
 from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.span_equations import (
     Equations,
     Point,
     best_residuals,
+    derivatives,
     deviations,
     evaluate,
     levenberg_marquardt,
@@ -33,6 +35,7 @@ from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer, scales_and
 Box = tuple[Tensor, Tensor]  # lowest and highest input, each broadcasts over d
 
 ROUNDING = 1e-32  # relative sum of squares that ends the descent
+SAFETY = 6.0  # standard deviations that are stated: noise of a gradient is not even
 MOST_SIGNS = 16  # 2^16 choices of signs are looked at, not more
 
 
@@ -51,8 +54,8 @@ class SpanSettings:
 class SpanResult:
     """inputs: B x d. residuals: B x c, dL/df of each record. misfit: of all of the gradient.
 
-    error: B, what misfit and curvature let each input be wrong by (L2, one standard deviation)
-    inside the span; noise that turns the span itself adds about as much again.
+    error: B, what misfit and curvature let each input be wrong by (L2), by SAFETY standard
+    deviations, and noise that turns the span.
     sign_known: False where (x, r) and (-x, -r) explain the gradient alike and nothing decided.
     """
 
@@ -92,11 +95,25 @@ def recover_span(
         inputs=inputs,
         residuals=at.residuals,
         misfit=misfit,
-        error=deviations(eq, at),
+        error=SAFETY * torch.hypot(deviations(eq, at), turning(network, gradient, at, inputs)),
         certified=misfit < settings.tolerance and eq.layer.numel() > 2 * unknowns,
         sign_known=sign_known,
         attempts=tried,
     )
+
+
+def turning(network: TwoLayer, gradient: BatchGradient, at: Point, inputs: Tensor) -> Tensor:
+    """B: how far (L2) noise of the first layer's gradient moves each input by turning their span,
+    once the duals are what the records make them."""
+    layer, _ = stacked(network, gradient)
+    noise = spans.decompose(layer).noise(len(inputs))
+    bias = network.bias
+    z = inputs @ network.weights.T + (0.0 if bias is None else bias)
+    duals = at.residuals @ network.head * derivatives(network.activation, z)[1]  # B x m
+    shares = torch.linalg.pinv(duals @ duals.T).diagonal().clamp(min=0)
+    size = inputs.square().sum(1) * (layer.shape[1] > inputs.shape[1])
+    far: Tensor = noise * (shares * (inputs.shape[1] + size)).sqrt()
+    return far
 
 
 def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) -> tuple[Point, int]:
@@ -151,6 +168,8 @@ def renewed(eq: Equations, at: Point, settings: SpanSettings, generator: torch.G
     bad = (doubt > 5 * doubt.median()) | (doubt == doubt.max())
     if int(bad.sum()) > eq.count // 2:
         bad = doubt > doubt.median()
+    if not bool(bad.any()):
+        return at
     smaller, rows = without(eq, at, ~bad)
     start = propose(smaller, settings, generator)[0]
     part = levenberg_marquardt(smaller, start, settings.iterations, ROUNDING)
