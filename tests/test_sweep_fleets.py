@@ -118,7 +118,7 @@ def test_an_altered_file_is_caught(tmp_path):
     path = folder(tmp_path) / "fleet.safetensors"
     weights = safetensors.torch.load_file(path)
     path.write_bytes(safetensors.torch.save({n: v.clone() * 2 for n, v in weights.items()}))
-    with pytest.raises(StoreError, match="expected the fleet that was written, got another file"):
+    with pytest.raises(StoreError, match="expected the file that the run wrote, got another"):
         spread_fleet(fleet, cache=tmp_path, on="jobs:1")
 
 
