@@ -50,7 +50,7 @@ def text_of(value: object) -> str:
     """`str` of anything: a whole number too long to be written out in time is told by its size."""
     try:
         return str(value)
-    except ValueError:  # Python's limit on the digits of an int, alone or inside a list
+    except Exception:  # Python's limit on the digits of an int, alone or inside a list
         return _sized(value)
 
 
@@ -58,14 +58,14 @@ def brief(value: Any) -> str:
     """`repr` of a value that came from a file or a flag, cut so that it can be shown."""
     try:
         return cut(repr(value), GOT)
-    except (ValueError, RecursionError):
+    except Exception:
         return _sized(value)
 
 
 def _sized(value: object) -> str:
     if isinstance(value, int):
         return f"a whole number of {value.bit_length()} bits"
-    return f"a {type(value).__name__} with a whole number of thousands of digits"
+    return f"a {type(value).__name__} that cannot be written out"
 
 
 def printable(text: str) -> str:

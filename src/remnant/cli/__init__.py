@@ -95,6 +95,8 @@ def _run(given: argparse.Namespace) -> int:
     except (KeyboardInterrupt, RemnantError, BrokenPipeError, MemoryError):
         raise
     except BaseException as error:  # a user's model may not choose our exit code
+        if isinstance(error.__context__, BrokenPipeError):  # rich leaves so when its reader did
+            raise BrokenPipeError from None
         from remnant.models.foreign import blamed
 
         theirs = blamed(error)

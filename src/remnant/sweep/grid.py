@@ -155,6 +155,11 @@ def attack_row(outcome: Outcome) -> Row:
     }
 
 
+def _remove_scratch(run: Run) -> None:
+    for left in run.path.glob(f"{SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def sweep_audits(
     points: Sequence[Row],
     specs: Sequence[Mapping[str, Any]],
@@ -164,10 +169,12 @@ def sweep_audits(
     on: str | None = None,
 ) -> list[Row]:
     """Audit every cell. specs: `spec` of an audit, `case`: its key, and hashes of what was read."""
-    for left in run.path.glob(f"{SCRATCH}*"):  # by workers that were killed
-        shutil.rmtree(left, ignore_errors=True)
     shared = Shared(cases=cases, scratch=run.path.resolve())
-    outcomes = map_tasks(audit_cell, specs, run=run, on=on, shared=shared, name="audits")
+    _remove_scratch(run)  # of workers that were killed
+    try:
+        outcomes = map_tasks(audit_cell, specs, run=run, on=on, shared=shared, name="audits")
+    finally:
+        _remove_scratch(run)
     rows = []
     for point, outcome in zip(points, outcomes, strict=True):
         mine = outcome.value or [{"verdict": "failed", "reason": outcome.error}]
