@@ -125,7 +125,7 @@ def test_a_promise_stands_beside_the_measurement_and_a_broken_one_is_loud():
 def proved(**proof):
     """A finding of ten records whose proof has these figures."""
     whole = {"strangers": 100, "differ": False, "certified": 0, "foreign": 0, "claimed": 0}
-    holds = {"left": 0.1, "by_strangers": 0.6, "holds": True}
+    holds = {"left": 0.1, "by_strangers": 0.6, "holds": True, "stationary": True}
     whole |= {"chance": 1.0, "above": 0, "rank_p": 0.5, "explained": holds} | proof
     figures = {"certified": whole["certified"]} if "certified" in proof else {}
     figures |= {"targets": ["a"]} if proof.get("tried") else {}
@@ -151,7 +151,8 @@ def proved(**proof):
 
 PASSED = Control(recovered=5, records=10, status="complete", reason="", passed=True)
 FAILED = Control(recovered=5, records=10, status="inconclusive", reason="nothing")
-UNMET = {"left": 0.5, "by_strangers": 0.6, "holds": False}
+UNMET = {"left": 0.5, "by_strangers": 0.6, "holds": False, "stationary": False}
+MEMBERS = UNMET | {"holds": True}
 JUDGED = {
     "a record itself": (
         {"certified": 9, "claimed": 1, "foreign": 8, "chance": 1e-6},
@@ -182,6 +183,12 @@ JUDGED = {
     "nothing, and no twin": ({}, None, "inconclusive"),
     "a hint": ({"rank_p": 0.03}, PASSED, "inconclusive"),
     "an assumption unmet": ({"explained": UNMET}, PASSED, "inconclusive"),
+    "no stationary point": ({"explained": MEMBERS}, PASSED, "inconclusive"),
+    "likenesses, no stationary point": (
+        {"above": 4, "rank_p": 1e-4, "explained": MEMBERS},
+        None,
+        "exposed",
+    ),
     "an assumption unknown": ({"explained": None}, PASSED, "inconclusive"),
     "a blind certificate": ({"certified": 0}, PASSED, "inconclusive"),
     "a single try": ({"tried": True}, PASSED, "inconclusive"),

@@ -2,23 +2,23 @@
 
 A model trained on mirrored images gives mirrored images back. If what came back is nothing that was
 declared, it is compared with the declared records mirrored, turned, in other channel or column
-order, or negative; and the loss is asked which of these, or which scaling, fits the model.
+order, or negative; and the first dense layer is asked which of these, or which scaling, fits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from remnant.auditing.case import Case
-from remnant.models.linear_files import LinearModel
-from remnant.training import loss_named
-from remnant.types import Examples
+from remnant.auditing.membership import LEFT, SHARE, known_of_layer, unexplained
+from remnant.types import Examples, Scaling
 
-BETTER = 0.5  # a loss must fall to this share before another preparation is suggested
+MANY = 500  # records, past which asking for every preparation takes minutes
 
 
 def as_images(examples: Examples) -> Tensor | None:
@@ -59,43 +59,37 @@ def reordered(records: Tensor, candidates: Tensor, within: float) -> int:
     return int((torch.cdist(a, b).min(1).values / math.sqrt(a.shape[1]) < within).sum())
 
 
-def better_preparation(case: Case) -> str | None:
-    """What would make the model fit the declared records far better, in words."""
-    if isinstance(case.target.model, LinearModel):
+def better_preparation(case: Case, attack: str) -> str | None:
+    """What would make the declared records explain what this adversary holds, in words."""
+    held = next(iter(known_of_layer(case, attack)), None)
+    if held is None or len(case.truth) > MANY:
         return None
-    usual = _loss(case, case.target.scaling.to_model(case.truth.inputs))
-    told = [(_loss(case, inputs), words) for words, inputs in _preparations(case)]
+    usual = unexplained(case, held, case.truth)
+    if usual < LEFT[held.form]:
+        return None
+    told = [
+        (unexplained(replace(case, target=replace(case.target, scaling=how)), held, records), words)
+        for words, records, how in _preparations(case)
+    ]
     best = min(told, default=(math.inf, ""))
-    if not best[0] < BETTER * usual:
+    if best[0] > min(SHARE * usual, LEFT[held.form]):
         return None
     return (
-        f"The model fits your records better {best[1]} (loss {best[0]:.2g} instead of "
-        f"{usual:.2g}): was it trained so? Then give the data, --mean and --std as in training."
+        f"Your records would explain the first dense layer if they were {best[1]} (all but "
+        f"{best[0]:.1%} of it, and as given all but {usual:.0%}): was it trained so? Then give the "
+        "data, --mean and --std as in training."
     )
 
 
-def _preparations(case: Case) -> Iterator[tuple[str, Tensor]]:
-    """(in words, inputs in the model's scale)."""
-    truth, public = case.truth, case.public.inputs.reshape(-1, *case.truth.shape)
+def _preparations(case: Case) -> Iterator[tuple[str, Examples, Scaling]]:
+    """(in words, the records, their scaling)."""
+    truth, given = case.truth, case.target.scaling
     for words, inputs in disguises(truth):
-        yield words, case.target.scaling.to_model(inputs)
+        yield words, replace(truth, inputs=inputs), given
+    public = case.public.inputs.reshape(-1, *truth.shape)
+    each, one = public.mean(0), public.mean()
     spread = torch.where(public.std(0) > 0, public.std(0), torch.ones(()))
-    x = truth.inputs
-    yield "less the mean of public records (--mean public)", x - public.mean(0)
-    yield f"less one mean (--mean {public.mean():.3g})", x - public.mean()
-    yield "standardised by public records, each number", (x - public.mean(0)) / spread
-    yield (
-        f"standardised (--mean {public.mean():.3g} --std {public.std():.3g})",
-        (x - public.mean()) / public.std(),
-    )
-    yield "times 255", 255 * x
-    yield "as they are (no --mean, no --std)", x
-
-
-def _loss(case: Case, inputs: Tensor) -> float:
-    model = case.target.model.eval()
-    like = next(model.parameters())
-    with torch.no_grad():
-        outputs = model(inputs.reshape(-1, *case.target.input_shape).to(like)).double()
-    value = float(loss_named(case.loss)(outputs.reshape(len(inputs), -1), case.truth.labels))
-    return value if math.isfinite(value) else math.inf
+    yield "taken as they are (no --mean, no --std)", truth, Scaling()
+    yield "less the mean of public records (--mean public)", truth, Scaling(mean=each)
+    yield f"less one number (such as --mean {one:.3g})", truth, Scaling(mean=one)
+    yield "standardised, each number by itself", truth, Scaling(mean=each, std=spread)

@@ -112,6 +112,7 @@ def joined(case: Case, rows: Sequence[int], found: Sequence[Candidates]) -> Cand
             "targets": [case.truth.ids[rows[k]] for k in order],
             "certified": certified,
             "passed": passed,
+            "error": [(part.figures.get("error") or [None])[0] for part in some],
             "reasons": [found[k].reason for k in order],
         },
     )

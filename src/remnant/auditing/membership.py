@@ -9,7 +9,7 @@ explain nearly all of it; their likenesses explain hardly more than other likene
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from remnant.auditing.case import Case
 from remnant.auditing.strangers import Strangers
+from remnant.models.linear_files import LinearModel
 from remnant.scoring.claims import rms_distance
 from remnant.training import loss_named
 from remnant.types import Examples
@@ -28,32 +29,53 @@ from remnant.types import Examples
 # 0.68 and 0.13 to 0.37; shares were 0.23 to 0.40 and 0.73 to 0.88 (weight decay, digits).
 LEFT: Mapping[str, float] = {"sum": 0.35, "span": 0.1}
 SHARE = 0.55
+TELLS = 0.05  # what strangers must leave: where they explain all, so would any records
 LARGEST = 2000  # records in one sum; their Gram matrix is solved with signs, some seconds there
 Form = Literal["sum", "span"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Shares of the first dense layer's norm that are left unexplained."""
+    """Shares of the first dense layer that are left unexplained."""
 
     left: float
     by_strangers: float
     holds: bool  # the declared records are those trained on, as far as this layer tells
+    stationary: bool  # the layer is a sum of their gradients: what `kkt` assumes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """What is known of the layer. span: its rows lie in the span of the inputs, but for what weight
+    decay took of `start`. sum: it adds up the gradients of records, with signs known."""
+
+    form: Form
+    matrix: Tensor  # w x d
+    start: Tensor | None = None  # w x d
 
 
 def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None:
-    """None where this attack's evidence, or this model, does not tell."""
-    layer = first_dense(case.target.model)
-    held = _held(case, attack, layer) if layer is not None else None
-    if layer is None or held is None or not len(strangers.inputs) or len(case.truth) > LARGEST:
-        return None
-    form, matrix = held
-    if float(matrix.norm()) == 0:
+    """None where what is known of this model does not tell.
+
+    The initial weights tell most, whoever else may lack them: the owner asks here.
+    """
+    if not len(strangers.inputs) or first_dense(case.target.model) is None:
         return None
     near = strangers.examples.take(_most_alike(case, strangers).unique())
-    left, by_strangers = (_left(case, layer, form, matrix, part) for part in (case.truth, near))
-    holds = left < LEFT[form] and left < SHARE * by_strangers
-    return Explained(left=left, by_strangers=by_strangers, holds=holds)
+    told = None
+    for held in known_of_layer(case, attack):
+        left, by_strangers = (unexplained(case, held, part) for part in (case.truth, near))
+        if by_strangers < TELLS:
+            continue
+        holds = left < LEFT[held.form] and left < SHARE * by_strangers
+        stationary = holds and held.form == "sum"
+        if told is None:
+            told = Explained(
+                left=left, by_strangers=by_strangers, holds=holds, stationary=stationary
+            )
+        else:
+            told = replace(told, stationary=stationary)
+    return told
 
 
 def first_dense(model: nn.Module) -> tuple[str, nn.Linear] | None:
@@ -64,34 +86,47 @@ def first_dense(model: nn.Module) -> tuple[str, nn.Linear] | None:
     return None
 
 
-def _held(
-    case: Case, attack: str, layer: tuple[str, nn.Linear] | None
-) -> tuple[Form, Tensor] | None:
-    """What the adversary holds of that layer, w x d: a sum with signs known, or a span."""
-    assert layer is not None
+def known_of_layer(case: Case, attack: str) -> list[Held]:
+    """What tells of the first dense layer's records, the surest first."""
+    layer, known = first_dense(case.target.model), case.target.knowledge
+    if layer is None or isinstance(case.target.model, LinearModel):
+        return []
     name = f"{layer[0]}.weight" if layer[0] else "weight"
-    known = case.target.knowledge
-    end = case.target.weights[name].double()
-    if attack == "kkt":
-        return "sum", end
-    if attack == "ntk" and known.initial is not None:
-        return "span", end - known.initial[name].double()
     if attack == "gradient" and known.gradient is not None:
-        return "span", known.gradient[name].double()
-    return None
+        held = [Held(form="span", matrix=known.gradient[name].double())]
+    else:
+        end, held = case.target.weights[name].double(), list[Held]()
+        if known.initial is not None:
+            start = known.initial[name].double()
+            held.append(Held(form="span", matrix=end - start, start=start))
+        if attack == "kkt" and len(case.truth) <= LARGEST:
+            held.append(Held(form="sum", matrix=end))
+    return [part for part in held if float(part.matrix.norm()) > 0]
 
 
-def _left(
-    case: Case, layer: tuple[str, nn.Linear], form: Form, matrix: Tensor, records: Examples
-) -> float:
+def unexplained(case: Case, held: Held, records: Examples) -> float:
+    """The share of the layer that these records leave."""
+    layer = first_dense(case.target.model)
+    assert layer is not None
     inputs, signals = _factors(case, layer[1], records)
-    whole = float(matrix.norm())
-    if form == "span":
-        basis, values, _ = torch.linalg.svd(inputs.T, full_matrices=False)
-        basis = basis[:, values > 1e-9 * values.max()]
-        return float((matrix - matrix @ basis @ basis.T).norm()) / whole
+    return _beside_span(held, inputs) if held.form == "span" else _of_sum(held, inputs, signals)
+
+
+def _beside_span(held: Held, inputs: Tensor) -> float:
+    basis, values, _ = torch.linalg.svd(inputs.T, full_matrices=False)
+    basis = basis[:, values > 1e-9 * values.max()]
+    whole, rest = held.matrix, held.matrix - held.matrix @ basis @ basis.T
+    if held.start is not None:
+        decayed = held.start - held.start @ basis @ basis.T
+        share = (rest * decayed).sum() / decayed.square().sum().clamp_min(1e-300)
+        whole, rest = whole - share * held.start, rest - share * decayed
+    return float(rest.norm() / whole.norm().clamp_min(1e-300))
+
+
+def _of_sum(held: Held, inputs: Tensor, signals: Tensor) -> float:
+    whole = float(held.matrix.norm())
     gram = ((signals @ signals.T) * (inputs @ inputs.T)).numpy()
-    products = ((signals @ matrix) * inputs).sum(1).numpy()
+    products = ((signals @ held.matrix) * inputs).sum(1).numpy()
     values, vectors = np.linalg.eigh(gram)
     sure = values > 1e-12 * max(values.max(), 1e-300)
     root = np.sqrt(values[sure])[:, None] * vectors[:, sure].T

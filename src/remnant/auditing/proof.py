@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -100,9 +100,7 @@ def prove(
         "reordered": _reordered(case, found, claims, strangers),
         "rank_p": None if ranks is None else ranks.p,
         "above": 0 if ranks is None else int(ranks.above.sum()),
-        "explained": None
-        if member is None
-        else {"left": member.left, "by_strangers": member.by_strangers, "holds": member.holds},
+        "explained": None if member is None else asdict(member),
     }
     order = {row["id"]: k for k, row in enumerate(finding.per_record)}
     moved = [order[row["id"]] for row in rows]

@@ -96,7 +96,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             {k: row[k] for k in ("attack", "title", "applies", "why", "stronger")} for row in rows
         ],
         trials=[{"attack": a.attack, "verdict": a.verdict, "reason": a.reason} for a in attacks],
-        notes=_notes(case, strangers, verdict),
+        notes=_notes(case, strangers, attacks),
         images=plan.images,
         redacted=plan.redacted,
     )
@@ -109,10 +109,14 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     return result
 
 
-def _notes(case: Case, strangers: Strangers, verdict: str) -> list[str]:
+def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> list[str]:
     """What is to be known of the data; where records came back it needs no other explanation."""
-    better = None if verdict == Verdict.EXPOSED else better_preparation(case)
-    return [*strangers.notes, *case.assumed, *([better] if better else [])]
+    said = [*strangers.notes, *case.assumed]
+    for row in attacks:
+        if row.verdict == Verdict.INCONCLUSIVE and row.finding is not None:
+            better = better_preparation(case, row.attack)
+            said += [better] if better and better not in said else []
+    return said
 
 
 def _told(case: Case) -> Target:

@@ -115,7 +115,7 @@ def _doubt(
     if proof["rank_p"] is not None and proof["rank_p"] < HINT:
         return _hint(finding, proof)
     explained = proof.get("explained")
-    if not (explained or {}).get("holds"):
+    if not (explained or {}).get("stationary"):
         return _unmet(explained, finding)
     if assumed:
         return "; ".join(assumed)
@@ -157,8 +157,8 @@ def _unmet(explained: Mapping[str, Any] | None, finding: Finding) -> str:
     return (
         f"your records leave {explained['left']:.0%} of the first dense layer unexplained (the "
         f"strangers most like them {explained['by_strangers']:.0%}): the model is not what this "
-        "attack assumes, or other data, scaling or architecture was given; train to a stationary "
-        "point, or give --initial, to settle it"
+        "attack assumes, or other data, scaling or architecture was given; give --initial, or what "
+        "was really trained on, to settle it"
     )
 
 
