@@ -1,6 +1,7 @@
 # make demo   train a model on faces and take the faces back out of its weights
 # make test   lint, types and tests
 # make truth  audits of 25 targets whose truth is known; fails on a wrong verdict
+# make malformed  over 1,000 malformed inputs: one line each, soon, nothing left behind
 # make bench  fast paths beside the obvious way, in one run
 # Each makes .venv and installs what it needs first.
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test truth bench clean
+.PHONY: demo test truth malformed bench clean
 
 demo: .venv/installed
 	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
@@ -24,6 +25,10 @@ test: .venv/installed-dev
 truth: .venv/installed
 	@echo "== truth: 25 targets of known truth, audited through the command line"
 	$(BIN)/python benchmarks/truth.py --jobs 2
+
+malformed: .venv/installed-dev
+	@echo "== malformed: generated files, specs, flags, sweeps, run files and modules (seed $(SEED))"
+	$(BIN)/python tests/malformed_run.py --seed $(SEED)
 
 bench: .venv/installed
 	@echo "== bench: Gram matrix, layerwise against stacked per-sample gradients"
