@@ -21,7 +21,7 @@ def kill():
 
 
 def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path, kill):
-    arguments = kill.make_case(tmp_path, steps=30)
+    arguments = kill.make_case(tmp_path, steps=10)
     out = tmp_path / "out"
     begun = time.monotonic()
     assert main(arguments) == 0

@@ -220,7 +220,7 @@ def attacked(demo: Demo, run: Run, target: Target) -> Candidates:
         return read_candidates(run)
     candidates = NTK(**demo.attack)(target, generator=generator_for(demo.seed, "attack"))
     write_candidates(run, candidates)
-    return candidates
+    return read_candidates(run)  # as a resumed demo has them, to the order of figures
 
 
 def write_pictures(run: Run, finding: Finding, truth: Examples, inputs: Tensor) -> None:
