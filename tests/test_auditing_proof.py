@@ -1,0 +1,278 @@
+"""What the owner can prove, who holds the model and its records: membership, strangers, rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from remnant.auditing.case import Case, halves
+from remnant.auditing.disguises import better_preparation, disguises, reordered
+from remnant.auditing.membership import explained, known_of_layer, unexplained
+from remnant.auditing.proof import claims_of, prove, undisguised
+from remnant.auditing.run import Plan, _score
+from remnant.auditing.strangers import strangers_of
+from remnant.auditing.written import written
+from remnant.data import load, split
+from remnant.errors import InputError
+from remnant.models import build
+from remnant.training import Adam, DecayTime, GradientDescent, train
+from remnant.types import Candidates, Examples, Knowledge, Scaling, Status, Target
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+SIDES = split(load("digits"), train=20, public=None, holdout=200, seed=0)
+SCALING = Scaling(mean=SIDES.public.inputs.mean(0))
+GD = GradientDescent(lr=0.1, momentum=0.9, steps=300, stop_loss=0.02)
+
+
+def neighbours(of, among):
+    """The nearest other record of each class: what a likeness is."""
+    distance = torch.cdist(of.inputs.flatten(1), among.inputs.flatten(1))
+    distance[of.labels[:, None] != among.labels[None]] = torch.inf
+    taken = []
+    for row in distance:
+        row[taken] = torch.inf
+        taken.append(int(row.argmin()))
+    left = sorted(set(range(len(among))) - set(taken))
+    return among.take(taken), among.take(left)
+
+
+def case_of(recipe=GD, *, truth=SIDES.train, public=SIDES.public, initial=True, width=60):
+    model = build(f"mlp:64-{width}-{width}-10", generator=seeded(1))
+    done = train(model, SIDES.train, recipe, scaling=SCALING, generator=seeded(2))
+    known = Knowledge(initial=done.initial if initial else None)
+    target = Target(model=done.model, input_shape=(1, 8, 8), scaling=SCALING, knowledge=known)
+    return Case(target=target, truth=truth, holdout=SIDES.holdout, public=public, loss="ce")
+
+
+def found_in(case, inputs, *, error=1e-6, passed=True, **figures):
+    m = len(inputs)
+    return Candidates(
+        inputs=inputs,
+        confidence=torch.ones(m),
+        status=Status.COMPLETE,
+        reason="",
+        figures={"passed": [passed] * m, "error": [error] * m, "certified": m * passed, **figures},
+    )
+
+
+DECAYED = replace(GD, weight_decay=0.01)
+KNOWN = {
+    "sgd": (GD, True, "ntk"),
+    "weight decay": (DECAYED, True, "kkt"),
+    "stationary": (DecayTime(decay_time=5.0), False, "kkt"),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_records_trained_on_explain_the_first_layer_and_their_neighbours_do_not(name):
+    recipe, initial, attack = KNOWN[name]
+    case = case_of(recipe, initial=initial)
+    member = explained(case, attack, strangers_of(case))
+    assert member.holds
+    assert member.stationary is (name == "stationary")
+    like, rest = neighbours(SIDES.train, SIDES.public)
+    other = replace(case, truth=like, public=rest)
+    assert not explained(other, attack, strangers_of(other)).holds
+
+
+def test_adam_hides_what_was_trained_on():
+    case = case_of(Adam(steps=200))
+    assert not explained(case, "ntk", strangers_of(case)).holds
+
+
+def test_what_tells_nothing_is_not_known():
+    case = case_of(initial=False)
+    assert explained(case, "ntk", strangers_of(case)) is None
+    many = replace(case_of(), truth=SIDES.public.take(range(70)), public=SIDES.holdout)
+    assert explained(many, "ntk", strangers_of(many)) is None  # as many as inputs: they span all
+
+
+def test_a_fast_sum_agrees_with_a_slow_one():
+    """The share left by gradients themselves, one row each, by the same least squares."""
+    from scipy.optimize import nnls
+
+    case = case_of(DecayTime(decay_time=2.0), initial=False)
+    (held,) = known_of_layer(case, "kkt")
+    model, rows = case.target.model, []
+    weight = dict(model.named_parameters())["1.weight"]
+    for x, y in zip(SCALING.to_model(SIDES.train.inputs), SIDES.train.labels, strict=True):
+        loss = torch.nn.functional.cross_entropy(model(x[None]), y[None])
+        (gradient,) = torch.autograd.grad(loss, weight)
+        rows.append(-gradient.flatten().double() / gradient.double().norm())
+    _, rest = nnls(torch.stack(rows).T.numpy(), held.matrix.flatten().numpy())
+    slow = rest / float(held.matrix.norm())
+    assert unexplained(case, held, SIDES.train) == pytest.approx(slow, rel=1e-4)
+
+
+PREPARED = {
+    "mirrored": lambda x: x.flip(-1),
+    "rotated by 90 degrees": lambda x: x.rot90(1, (-2, -1)),
+    "as negatives": lambda x: 1 - x,
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_records_that_came_back_in_disguise_are_recognised(name):
+    case = case_of()
+    back = found_in(case, PREPARED[name](SIDES.train.inputs))
+    truth, words = undisguised(case, back, strangers_of(case))
+    assert words == name
+    assert claims_of(back, truth, strangers_of(case)).count == len(SIDES.train)
+
+
+def test_what_came_back_as_it_is_has_no_disguise():
+    case = case_of()
+    back = found_in(case, SIDES.train.inputs)
+    assert undisguised(case, back, strangers_of(case))[1] == ""
+    others = found_in(case, SIDES.holdout.inputs[:20])
+    assert undisguised(case, others, strangers_of(case))[1] == ""
+
+
+def test_colours_and_flat_squares_are_images_too():
+    colours = Examples(inputs=torch.rand(2, 3, 4, 4), labels=torch.zeros(2).long(), ids=("a", "b"))
+    names = dict(disguises(colours))
+    assert torch.equal(names["in the other order of channels (RGB, BGR)"], colours.inputs.flip(1))
+    flat = replace(SIDES.train, inputs=SIDES.train.inputs.flatten(1))
+    turned = dict(disguises(flat))["transposed"]
+    assert torch.equal(turned.reshape(-1, 1, 8, 8), SIDES.train.inputs.transpose(-1, -2))
+    table = replace(SIDES.train, inputs=torch.rand(20, 7), bounds=None)
+    assert not list(disguises(table))
+
+
+def test_columns_in_another_order_have_the_same_numbers():
+    rows = torch.randn(5, 9, generator=seeded())
+    assert reordered(rows, rows[:, torch.randperm(9, generator=seeded())], 1e-6) == 5
+    assert reordered(rows, torch.randn(5, 9, generator=seeded(3)), 1e-6) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"scaling": Scaling()}, "--mean public"),
+        ({"scaling": Scaling(mean=torch.tensor(0.3))}, "--mean public"),
+    ],
+)
+def test_a_forgotten_mean_is_named(given, words):
+    case = case_of()
+    wrong = replace(case, target=replace(case.target, **given))
+    assert words in better_preparation(wrong, "ntk")
+    assert better_preparation(case, "ntk") is None
+
+
+def test_mirrored_data_is_named_by_the_first_layer():
+    like = replace(SIDES.train, inputs=SIDES.train.inputs.flip(-1))
+    assert "mirrored" in better_preparation(case_of(truth=like), "ntk")
+
+
+def test_near_copies_are_left_out_and_named():
+    noise = 0.01 * torch.randn(5, 1, 8, 8, generator=seeded())
+    inputs = torch.cat([SIDES.train.inputs[:5] + noise, SIDES.public.inputs[5:]])
+    case = case_of(public=replace(SIDES.public, inputs=inputs))
+    strangers = strangers_of(case)
+    assert strangers.copies == 5
+    assert len(strangers.inputs) == len(case.holdout) + len(case.public) - 5
+    assert strangers.notes[0].startswith("5 held-out or public records are near copies")
+    assert not strangers_of(case_of()).notes
+
+
+def test_a_hold_out_of_another_kind_is_named():
+    case = case_of()
+    unlike = [replace(part, inputs=1 - part.inputs) for part in (SIDES.holdout, SIDES.public)]
+    odd = strangers_of(replace(case, holdout=unlike[0], public=unlike[1]))
+    assert odd.differ
+    assert not strangers_of(case).differ
+
+
+def test_a_small_hold_out_is_named():
+    case = case_of()
+    few = replace(case, holdout=SIDES.holdout.take(range(3)), public=SIDES.public.take(range(4)))
+    assert "There are 7 held-out and public records for 20" in strangers_of(few).notes[0]
+
+
+def test_halves_are_shuffled():
+    """A file sorted by class would give a hold-out of other classes than the public half."""
+    order = SIDES.public.labels.argsort()
+    one, two = halves(SIDES.public.take(order))
+    assert set(one.labels.tolist()) == set(two.labels.tolist()) == set(range(10))
+    assert not set(one.ids) & set(two.ids)
+
+
+def test_tables_whose_values_coincide_are_not_refused():
+    case = case_of()
+    twice = torch.cat([SIDES.train.inputs[:2], SIDES.holdout.inputs[2:]])
+    with pytest.raises(InputError, match="2 of the training set's"):
+        replace(case, holdout=replace(SIDES.holdout, inputs=twice))
+    repeated = torch.cat([twice[:2], twice[2:3], twice[2:3], twice[4:]])
+    replace(case, holdout=replace(SIDES.holdout, inputs=repeated))
+
+
+WRITTEN = {
+    "rows": lambda w, x: w.copy_(torch.cat([x, w[len(x) :]])),
+    "scaled rows": lambda w, x: w.copy_(torch.cat([0.01 * x, w[len(x) :]])),
+    "shifted rows": lambda w, x: w.copy_(torch.cat([0.2 * x + 5, w[len(x) :]])),
+    "changes": lambda w, x: w.add_(torch.cat([0.1 * x, torch.zeros_like(w[len(x) :])])),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+@pytest.mark.parametrize("centred", [False, True])
+def test_records_that_stand_in_the_weights_are_read(how, centred):
+    model = build("mlp:64-40-10", generator=seeded(1))
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    inputs = SIDES.train.inputs[:6]
+    with torch.no_grad():
+        held = (SCALING.to_model(inputs) if centred else inputs).flatten(1)
+        WRITTEN[how](model.get_parameter("1.weight"), held)
+    if how == "shifted rows" and centred:
+        pytest.skip("a shift after another mean was taken is no longer the record")
+    target = Target(
+        model=model,
+        input_shape=(1, 8, 8),
+        scaling=SCALING,
+        knowledge=Knowledge(initial=initial),
+    )
+    case = Case(
+        target=target,
+        truth=SIDES.train,
+        holdout=SIDES.holdout,
+        public=SIDES.public,
+        loss="ce",
+    )
+    read = written(case, strangers_of(case))
+    assert sorted(read.figures["targets"]) == sorted(SIDES.train.ids[:6])
+    assert read.figures["chance"] < 1e-6
+    other = replace(case, truth=SIDES.train.take(range(6, 20)))
+    assert written(other, strangers_of(other)) is None
+
+
+def test_a_model_like_any_other_has_no_records_in_its_rows():
+    case = case_of(initial=False)
+    assert written(case, strangers_of(case)) is None
+
+
+def test_an_adversary_who_knows_the_others_is_not_compared_with_strangers():
+    """What they lack is in every candidate of theirs: likeness to it proves nothing."""
+    case = case_of()
+    ids = list(SIDES.train.ids[:2])
+    near = found_in(case, SIDES.train.inputs[:2] + 0.05, passed=False, targets=ids)
+    finding = _score(case, "informed", near, Plan(), strangers_of(case))
+    proof = finding.summary["proof"]
+    assert proof["rank_p"] is None
+    assert proof["claimed"] == proof["above"] == 0
+
+
+def test_identical_records_are_all_listed():
+    twins = replace(SIDES.train, inputs=SIDES.train.inputs.clone())
+    twins.inputs[1] = twins.inputs[0]
+    case = case_of(truth=twins)
+    back = found_in(case, twins.inputs[:1])
+    finding = _score(case, "ntk", back, Plan(), strangers_of(case))
+    rows = [row for row in finding.per_record if row["claimed"]]
+    assert {row["id"] for row in rows} == set(twins.ids[:2])
+    assert all(row["correlation"] > 0.99 and row["candidate"] == 0 for row in rows)
+    again = prove(case, back, finding, strangers_of(case))
+    assert again.summary["proof"]["claimed"] == 2
