@@ -75,10 +75,10 @@ def better_preparation(case: Case, attack: str) -> str | None:
     best = min(told, default=(math.inf, ""))
     if best[0] > min(BETTER[held.form] * usual, LEFT[held.form]):
         return None
+    left = f"{best[0]:.1g} of it would be left, as given {usual:.1g}"
     return (
-        f"Your records would explain the first dense layer if they were {best[1]}: {best[0]:.1g} of "
-        f"it would be left, as given {usual:.1g}. Was it trained so? Then give the data, --mean and "
-        "--std as in training."
+        f"Your records would explain the first dense layer if they were {best[1]} ({left}). Was it "
+        "trained so? Then give the data, --mean and --std as in training."
     )
 
 
