@@ -23,7 +23,7 @@ from remnant.evidence import one_gradient
 from remnant.solvers.batch.graph_search import BatchSearch
 from remnant.solvers.batch.matching import Matching, match_gradient
 from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
-from remnant.solvers.blends import told_apart
+from remnant.solvers.blends import BLENDS, told_apart
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.residuals import output_residuals
@@ -103,7 +103,9 @@ class Gradient:
             and len(recovery.inputs)
         ):
             apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
-            recovery = replace(recovery, passed=recovery.passed & apart)
+            blends = int((recovery.passed & ~apart).sum())
+            reason = recovery.reason + (f"; {blends} of them {BLENDS}" if blends else "")
+            recovery = replace(recovery, passed=recovery.passed & apart, reason=reason)
         return conclude(target, evidence, pair, recovery, generator)
 
     def one_smooth_layer(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 LONGER, SHORTER = 1.5, 0.5  # sizes at which neurons have to change
 FEWEST = 2  # neurons; one may change by chance
+BLENDS = "fire the same neurons at any size, so each may be a blend of several; give --records"
 
 
 def told_apart(first: Tensor, inputs: Tensor) -> Tensor:

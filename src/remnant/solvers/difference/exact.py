@@ -96,6 +96,7 @@ class Recovery:
     certificate: Certificate | None = None
     rerun: Fit | None = None  # of the training, from these records, where that was tried
     labels: Tensor | None = None  # k: those that it was run with
+    blends: int = 0  # records that are not certified since they may be several in one
 
     @property
     def rounds(self) -> int:
