@@ -45,13 +45,15 @@ SETTINGS = {
     "informed": ("method", "layers", "probes", "order_seed", "restarts", "shadows", "replaying"),
     "glm": ("weights", "trusted", "attempts", "use_scaler"),
 }
+REAL = ("lr", "tv_weight", "norm", "weights", "trusted", "order_seed")  # may be large
 NOT_SETTINGS = ("-1", "1e400", ".nan", "-.inf", "x", "[-1]", "{a: 1}", LONG, "10000000000000")
 
 
 def specs(rng):
     """audit.yaml with one field wrong, or wrong as a whole."""
     for field in AuditSpec.model_fields:
-        for value in rng.sample(VALUES, 4):
+        numbers = field in ("mean", "std", "bounds")  # -1 is a mean
+        for value in rng.sample([v for v in VALUES if not (numbers and v == "-1")], 4):
             yield f"{field} {value[:20]}", spec(**{field: value})
     for field in ("weights", "data", "holdout", "initial", "model", "recipe", "mean", "shape"):
         for value in rng.sample(NAMES, 4):
@@ -61,7 +63,7 @@ def specs(rng):
             yield f"privacy.{field} {value[:20]}", spec(privacy=f"{{steps: 2, {field}: {value}}}")
     for attack, names in SETTINGS.items():
         for name in rng.sample(names, 3):
-            value = rng.choice(NOT_SETTINGS)
+            value = rng.choice(NOT_SETTINGS[: -1 if name in REAL else None])
             text = f"{{{attack}: {{{name}: {value}}}}}"
             yield f"settings.{attack}.{name} {value[:20]}", spec(settings=text)
     for _ in range(25):
@@ -183,7 +185,6 @@ def odd_flags():
         ["bound", "--noise=4", "--steps=20", f"--prior=candidates:{LONG[:4000]}"],
         ["bound", "--noise=1e-300", f"--steps={'9' * 18}", "--prior=ball:9", "--radius=0.5"],
         ["reconstruct", "kkt", *held, "--candidates=1000000000000"],
-        ["reconstruct", "kkt", *held, "--candidates=1000000"],
         ["reconstruct", "kkt", *held, "--steps=-1"],
         ["reconstruct", "kkt", *held[:1], f"--records={'9' * 17}"],
         ["reconstruct", "gradient", *BASES["reconstruct gradient"], "--restarts=0"],
