@@ -40,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 LONGEST = 900  # seconds of an audit; the slowest takes a tenth of it on a free core
 EXITS = {0: "not exposed", 3: "exposed", 4: "inconclusive", 2: "refused"}
 MARKS = ("right", "missed", "wrong")
+RED = ("false red", "never trained on", "not back")  # how the judge's word on a false red ends
 Row = dict[str, Any]
 
 
@@ -118,7 +119,8 @@ def run_one(name: str, options: argparse.Namespace, code: str) -> Row:
         if ran["target"] == key["target"] and (options.stale or ran["code"] == code):
             return judged(name, folder, ran)
     ran = key | audit(folder, built["arguments"], options.source)
-    kept.write_text(json.dumps(ran), "utf-8")
+    if ran["exit"] >= 0:  # one that was killed says nothing, and is run again the next time
+        kept.write_text(json.dumps(ran), "utf-8")
     return judged(name, folder, ran)
 
 
@@ -230,12 +232,7 @@ def _totals(rows: Sequence[Row], seconds: float) -> str:
         return sum(row[key] for row in rows)
 
     green = sum(row["why"].startswith("false green") for row in rows)
-    red = sum(
-        row["mark"] == "wrong"
-        and row["exit"] == 3
-        and row["truth"] in ("cannot", "leaks", "defended", "misdeclared")
-        for row in rows
-    )
+    red = sum(row["mark"] == "wrong" and row["why"].endswith(RED) for row in rows)
     false = [row for row in rows if row["truth"] == "ledger_false"]
     noticed = sum(row["violated"] for row in false)
     return (

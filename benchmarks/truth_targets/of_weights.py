@@ -160,9 +160,8 @@ def planted() -> Iterator[Target]:
         replace(plain, after=_in_rows_shifted),
     )
     yield one("dead_units", "20 units that never fire carry them", replace(plain, after=_in_dead))
-    yield one(
-        "columns", "columns of the last hidden layer's weights", replace(plain, after=_in_columns)
-    )
+    square = replace(plain, shape=Shape(hidden=(100, 64)))  # as many units as a record has numbers
+    yield one("columns", "columns of the second layer", replace(square, after=_in_columns))
     centred = replace(
         plain,
         gives="initial",
@@ -198,7 +197,7 @@ def _in_dead(final: State, initial: State, x: Tensor) -> tuple[State, State]:
 
 def _in_columns(final: State, initial: State, x: Tensor) -> tuple[State, State]:
     second = final["2.weight"].clone()
-    second[: x.shape[1], : len(x)] = 0.1 * x.T
+    second[:, : len(x)] = 0.1 * x.T
     return final | {"2.weight": second}, initial
 
 
