@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malformed_files import by_torch, npz, tensors
@@ -24,9 +24,6 @@ from remnant.errors import LONGEST, InputError, RemnantError, brief, cut, expect
 from remnant.models import read_weights
 
 SECONDS = float(os.environ.get("REMNANT_FUZZ_SECONDS", "0"))
-few = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
 
 
 def one_line(function, *given):
@@ -55,21 +52,15 @@ plain = st.recursive(
 fields = st.sampled_from([*AuditSpec.model_fields, "other"])
 
 
-@few
-@given(st.dictionaries(fields, plain, max_size=6))
-def test_a_spec_of_any_values(values):
+def a_spec_of_any_values(values):
     in_file("audit.yaml", yaml.safe_dump(values).encode("utf-8", "surrogatepass"), read_spec)
 
 
-@few
-@given(fields, st.sampled_from(VALUES) | st.text(max_size=60))
-def test_a_spec_of_any_text(field, text):
+def a_spec_of_any_text(field, text):
     in_file("audit.yaml", spec(**{field: text}).encode("utf-8", "surrogatepass"), read_spec)
 
 
-@few
-@given(st.sampled_from(sorted(BASES)), st.data())
-def test_flags_of_any_text(verb, data):
+def flags_of_any_text(verb, data):
     flag = data.draw(st.sampled_from(options(verb))).option_strings[-1]
     value = data.draw(st.text(max_size=40) | st.integers().map(str) | st.floats().map(str))
     base = BASES[verb]
@@ -80,22 +71,16 @@ def test_flags_of_any_text(verb, data):
 WEIGHTS = {"w.safetensors": tensors(), "w.pt": by_torch({"a": torch.ones(3), "b": torch.ones(2)})}
 
 
-@few
-@given(st.sampled_from(sorted(WEIGHTS)), st.integers(0, 2**32))
-def test_weights_of_any_bytes(name, seed):
+def weights_of_any_bytes(name, seed):
     in_file(name, mutated(random.Random(seed), WEIGHTS[name]), read_weights)
 
 
-@few
-@given(st.integers(0, 2**32), st.booleans())
-def test_data_of_any_bytes(seed, packed):
+def data_of_any_bytes(seed, packed):
     raw = mutated(random.Random(seed), npz(packed=packed))
     in_file("d.npz", raw, lambda path: load(str(path)))
 
 
-@few
-@given(plain, st.text(), st.integers(0, 10_000))
-def test_a_message_of_any_values_is_one_short_line(value, text, digits):
+def a_message_of_any_values_is_one_short_line(value, text, digits):
     huge = 10**digits
     for got in (value, text, huge, [huge], brief(huge), brief({"a": [huge]})):
         said = str(InputError(expected(text, "a number", got, "give another")))
@@ -104,17 +89,44 @@ def test_a_message_of_any_values_is_one_short_line(value, text, digits):
     assert len(cut(text, 30)) <= 30
 
 
+FUZZED = {
+    a_spec_of_any_values: (st.dictionaries(fields, plain, max_size=6),),
+    a_spec_of_any_text: (
+        fields,
+        st.sampled_from(VALUES) | st.text(max_size=60),
+    ),
+    flags_of_any_text: (
+        st.sampled_from(sorted(BASES)),
+        st.data(),
+    ),
+    weights_of_any_bytes: (
+        st.sampled_from(sorted(WEIGHTS)),
+        st.integers(0, 2**32),
+    ),
+    data_of_any_bytes: (
+        st.integers(0, 2**32),
+        st.booleans(),
+    ),
+    a_message_of_any_values_is_one_short_line: (
+        plain,
+        st.text(),
+        st.integers(0, 10_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("function", FUZZED, ids=lambda function: function.__name__)
+def test_one_line_or_a_value(function):
+    few = settings(max_examples=60, deadline=None, database=None)
+    few(given(*FUZZED[function])(function))()
+
+
 @pytest.mark.skipif(not SECONDS, reason="REMNANT_FUZZ_SECONDS is not set")
 def test_for_some_time():
     """All of the above with new examples each time, in turn, until the time is over."""
-    longer = settings(max_examples=300, derandomize=False, deadline=None, database=None)
-    tests = [
-        test_a_spec_of_any_values, test_a_spec_of_any_text, test_flags_of_any_text,
-        test_weights_of_any_bytes, test_data_of_any_bytes,
-        test_a_message_of_any_values_is_one_short_line,
-    ]  # fmt: skip
+    longer = settings(max_examples=200, derandomize=False, deadline=None, database=None)
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        for test in tests:
+        for function, strategies in FUZZED.items():
             if time.monotonic() < end:
-                longer(test)()
+                longer(given(*strategies)(function))()
