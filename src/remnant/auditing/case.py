@@ -136,6 +136,7 @@ def twin_of_gradient(
     """The gradient of as many other records at the same weights."""
     others = case.strangers
     inputs = case.target.scaling.to_model(others.inputs.reshape(-1, *case.target.input_shape))
+    inputs = inputs.to(next(case.target.model.parameters()))  # tables may be in double precision
     gradient = capture(case.target.model, case.loss, (inputs, others.labels))
     known = replace(case.target.knowledge, gradient=gradient, labels=None, records=len(others))
     return replace(case.target, knowledge=known), others
