@@ -7,7 +7,8 @@ from torch import nn
 from remnant.attacks import NTK, Gradient
 from remnant.attacks.outcome import stated_errors
 from remnant.data import load
-from remnant.solvers.blends import told_apart
+from remnant.solvers.blends import hides_more, told_apart
+from remnant.solvers.spans import Spectrum
 from remnant.types import Knowledge, Scaling, Status, Target
 
 
@@ -113,7 +114,7 @@ def test_records_added_up_by_the_network_are_not_certified():
     found = Gradient()(target, generator=seeded())
     assert found.figures["counted"] == 1
     assert found.figures["certified"] == 0
-    assert "may be a blend" in found.reason
+    assert "may be blends" in found.reason
 
 
 def test_what_fires_others_at_another_size_is_told_apart():
@@ -121,6 +122,18 @@ def test_what_fires_others_at_another_size_is_told_apart():
     small = torch.randn(3, 30, generator=seeded(1), dtype=torch.float64)
     assert told_apart(first, small).tolist() == [True] * 3
     assert told_apart(first, 1e4 * small).tolist() == [False] * 3
+
+
+def test_weaker_records_beyond_the_count_are_noticed():
+    weights = torch.randn(60, 11, generator=seeded(), dtype=torch.float64)
+
+    def hides(values, precision):
+        found = torch.tensor(values, dtype=torch.float64)
+        return hides_more(Spectrum(values=found, count=1, gap=9.0, clear=True), weights, precision)
+
+    noise = [3e-6, 2.9e-6, 2.8e-6, 2.7e-6, 2.6e-6, 2.5e-6, 1e-9]
+    assert not hides([1.0, *noise], 1.2e-7)
+    assert hides([1.0, 1e-4, *noise], 1.2e-7)
 
 
 def test_no_stated_error_is_below_rounding():

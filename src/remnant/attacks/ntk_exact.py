@@ -13,7 +13,7 @@ from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.ntk_rerun import polished
 from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
 from remnant.progress import task
-from remnant.solvers.blends import BLENDS, told_apart
+from remnant.solvers.blends import BLENDS, hides_more, told_apart
 from remnant.solvers.difference.decay import without_decay
 from remnant.solvers.difference.exact import Recovery, recover
 from remnant.solvers.difference.ground import Search
@@ -78,6 +78,8 @@ def recover_exactly(
             recovery = polished(target, evidence, pair, span, recovery)
         elif target.knowledge.records != count:
             apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
+            ends = pair.first.affine(evidence.end)
+            apart &= not hides_more(spectrum, ends, evidence.precision)
             blends = int((recovery.passed & ~apart).sum())
             recovery = replace(recovery, passed=recovery.passed & apart, blends=blends)
         return conclude(target, evidence, spectrum, decay, recovery, count, generator)

@@ -123,7 +123,10 @@ def recover_batch(
         obstacle = undetermined(layers, counted, last)
         if obstacle:
             return nothing(layers, spectrum, counted, obstacle)
-    outcome = solve(layers, parts, counted, last, settings or BatchSearch(), generator)
+    # Where columns differ in size, rounding is that of the largest.
+    least = precision * float(first_gradient.square().mean().sqrt())
+    noise = max(least, parts.noise(counted))
+    outcome = solve(layers, parts, noise, counted, last, settings or BatchSearch(), generator)
     return conclude(layers, parts, spectrum, counted, outcome)
 
 
@@ -141,20 +144,21 @@ class Outcome:
 def solve(
     layers: Layers,
     parts: Decomposition,
+    noise: float,
     counted: int,
     last: bool,
     settings: BatchSearch,
     generator: torch.Generator,
 ) -> Outcome:
-    """The search that fits the activation and the next layer."""
+    """The search that fits the activation and the next layer. noise: of an entry of M1."""
     leak = leak_of(layers.activation)
     tail = parts.tail(counted)
     tolerance = EXACT if tail < CLEAN else NOISY
     if tail > CLEAN:  # noise keeps walkers from arriving; the residuals still tell
         settings = replace(settings, arrived=max(settings.arrived, ROUGHLY))
-    leading, noise = parts.parts(counted), parts.noise(counted)
+    leading = parts.parts(counted)
     if counted == 1:
-        return single(layers, parts)
+        return single(layers, parts, noise)
     if leak is None:
         problem = pose_smooth(layers, leading)
         found = search_smooth(problem, settings, SMOOTH if tail < CLEAN else NOISY, generator)
@@ -252,7 +256,7 @@ def undetermined(layers: Layers, count: int, last: bool) -> str:
     return ""
 
 
-def single(layers: Layers, parts: Decomposition) -> Outcome:
+def single(layers: Layers, parts: Decomposition, noise: float) -> Outcome:
     """One record, from M1 = a x~^T: rows of weights over their biases, weighted by the biases."""
     gradient = layers.first_gradient
     if layers.bias:
@@ -271,7 +275,7 @@ def single(layers: Layers, parts: Decomposition) -> Outcome:
         series=[0.0, 1.0],
     )
     share = record.norm() / parts.values[:1, None]
-    error = outside_span(record[None], share, parts.noise(1), layers.bias)
+    error = outside_span(record[None], share, noise, layers.bias)
     return Outcome(found=found, records=record[None], exact=True, error=error)
 
 

@@ -79,7 +79,7 @@ def refine_some(problem: SmoothProblem, y: Tensor, free: Tensor) -> Refined:
         length = torch.where(better, (3 * length).clamp(max=1), 0.3 * length)
         at = both_sides(problem, y, z, c)
         moved = shift / (y @ problem.to_record).norm(dim=1)
-        if float(moved.max()) < STILL:
+        if not len(y) or float(moved.max()) < STILL:
             break
     factor, _, unit = normal_equations(problem, at, z, free, spreads(at, spare))
     covariance = torch.cholesky_inverse(factor) / (unit[:, :, None] * unit[:, None, :])
