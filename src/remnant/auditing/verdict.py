@@ -154,6 +154,11 @@ def _unmet(explained: Mapping[str, Any] | None, finding: Finding) -> str:
         return (
             f"whether this attack's assumption holds for the model is not known: {finding.reason}"
         )
+    if explained["holds"]:
+        return (
+            "the model was trained on your records, but is at no stationary point, as this attack "
+            f"assumes: {finding.reason}"
+        )
     return (
         f"your records leave {explained['left']:.0%} of the first dense layer unexplained (the "
         f"strangers most like them {explained['by_strangers']:.0%}): the model is not what this "
