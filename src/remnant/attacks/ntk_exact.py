@@ -76,7 +76,7 @@ def recover_exactly(
         recovery = solve(evidence, pair, span, how, generator)
         if recovery.certificate is None:
             recovery = polished(target, evidence, pair, span, recovery)
-        elif target.knowledge.records != count:
+        if target.knowledge.records != count:
             apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
             ends = pair.first.affine(evidence.end)
             apart &= not hides_more(spectrum, ends, evidence.precision)
