@@ -120,7 +120,8 @@ def evil_audit():
     texts = dict.fromkeys(("verdict", "sentence", "command"), EVIL)
     groups = dict.fromkeys(("spec", "versions", "hashes", "seeds"), row)
     evil = replace(
-        whole, **texts, **groups, attacks=attacks, advice=[EVIL], notes=[EVIL], preflight=[row], trials=[row],
+        whole, **texts, **groups, attacks=attacks, advice=[EVIL], notes=[EVIL], preflight=[row],
+        trials=[row],
         target={"model": EVIL, "data": EVIL, "records": N}, exposed=[{"id": EVIL}],
     )  # fmt: skip
     return evil, train, candidates

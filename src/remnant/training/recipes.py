@@ -7,6 +7,7 @@ without that term: of the whole set for full batches, the mean over an epoch's b
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -185,10 +186,9 @@ def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
 MOST = 10**8
 """Steps, epochs and records of a batch: a hundred times the longest training of the papers. What
 takes longer cannot be replayed, and a number beyond it is a slip or an attempt."""
-_FAR = 1e30  # beyond it nothing that is computed in float32 stays finite
 _Rule = tuple[str, Callable[[Any], bool]]
-_MORE: _Rule = ("more than 0", lambda value: 0 < value < _FAR)
-_SOME: _Rule = ("0 or more", lambda value: 0 <= value < _FAR)
+_MORE: _Rule = ("more than 0", lambda value: 0 < value < sys.float_info.max)
+_SOME: _Rule = ("0 or more", lambda value: 0 <= value < sys.float_info.max)
 _SHARE: _Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
 _COUNT: _Rule = (
     f"a whole number, 1 to {MOST}",
@@ -216,6 +216,8 @@ def _check(recipe: Any) -> None:
     for field in fields(recipe):
         value = getattr(recipe, field.name)
         wanted, fits = _RULES.get(field.name, ("", lambda value: True))
-        if value is not None and not fits(value):
+        if value is None and field.default is None:
+            continue
+        if value is None or not fits(value):
             what = f"{type(recipe).__name__}: {field.name}"
             raise InputError(expected(what, wanted, shown(value)))
