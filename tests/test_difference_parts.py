@@ -93,8 +93,8 @@ def test_suspects_are_the_doubtful_and_the_farthest_others():
 
 
 def test_a_small_error_is_not_stated_below_what_is_usual():
-    errors = torch.tensor([1e-6, 1.0, 2.0, 9.0, 0.5], dtype=torch.float64)
-    assert stated(errors).tolist() == [8.0, 8.0, 8.0, 9.0, 8.0]
+    errors = torch.tensor([1e-6, 1.0, 2.0, 99.0, 0.5], dtype=torch.float64)
+    assert stated(errors).tolist() == [64.0, 64.0, 64.0, 99.0, 64.0]
     assert len(stated(errors[:0])) == 0
 
 

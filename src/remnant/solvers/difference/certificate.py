@@ -89,6 +89,9 @@ def certify(
     if error is None:
         few = not (bool(sure.all()) and float(passed.double().mean()) >= MOST)
         error = squared_errors(problem, records, z, exact_zeros)
+        if foreign is not None and len(foreign):  # a share of another record, told by features
+            told = foreign > ODD * foreign.median()
+            error = torch.where(told, error.maximum(foreign * spread_of(y)), error)
         passed = passed & (error < SURE * spread_of(y)) & ~torch.tensor(few)
     return Certificate(
         zeros=zeros / len(problem.start),

@@ -43,7 +43,7 @@ PLENTY = 0.5  # share of sure duals above which the other points are not refined
 NEAR = 0.25  # gap of a point worth a try
 FARTHER = 0.4  # and of one that is kept away from others, maybe from where it would go
 LARGER = 96.0  # what two estimates of a record differ by falls short of their squared error by that
-LEAST = 8.0  # times the median error: one that is stated is not below
+LEAST = 64.0  # times the median error: one that is stated is not below; near pairs need 50
 # Cosines that points are held below: with those found, and with each other. Taken in turn, when
 # fewer than FEW of the starts, or of what is left, are new. Removing a record from the span leaves
 # nearly all of it, and most starts end there again.
