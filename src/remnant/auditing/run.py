@@ -258,8 +258,8 @@ def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Stra
         shaped,
         attack=name,
         truth=truth,
-        holdout=case.holdout,
-        public=case.public,
+        holdout=strangers.holdout,
+        public=strangers.public,
         generator=generator_for(plan.seed, f"nulls {name}"),
         threshold=plan.threshold,
     )
@@ -285,8 +285,8 @@ def _written(
         found,
         attack=NAME,
         truth=case.truth,
-        holdout=case.holdout,
-        public=case.public,
+        holdout=strangers.holdout,
+        public=strangers.public,
         generator=generator_for(plan.seed, f"nulls {NAME}"),
         threshold=plan.threshold,
     )

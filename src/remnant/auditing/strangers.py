@@ -30,6 +30,8 @@ class Strangers:
     """`inputs`: s x d in the model's scale. `differ`: they are of another kind than the records."""
 
     examples: Examples
+    holdout: Examples  # of them, or all where none is left
+    public: Examples
     inputs: Tensor
     scaling: Scaling
     copies: int
@@ -50,14 +52,22 @@ def strangers_of(case: Case) -> Strangers:
     kept = every.take(far.nonzero().flatten())
     copies, left = int((~far).sum()), rows[far]
     differ = differ_in_kind(case.truth, records, kept, left)
+    first = len(case.holdout)
+    shared = case.holdout is case.public
     return Strangers(
         examples=kept,
+        holdout=_kept(case.holdout, far[:first]),
+        public=_kept(case.public, far if shared else far[first:]),
         inputs=left,
         scaling=scaling,
         copies=copies,
         differ=differ,
         notes=tuple(_notes(len(case.truth), len(kept), copies, differ)),
     )
+
+
+def _kept(examples: Examples, far: Tensor) -> Examples:
+    return examples.take(far.nonzero().flatten()) if far.any() else examples
 
 
 def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
