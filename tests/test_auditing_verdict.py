@@ -182,6 +182,13 @@ JUDGED = {
     "nothing, and the twin fails": ({}, FAILED, "inconclusive"),
     "nothing, and no twin": ({}, None, "inconclusive"),
     "a hint": ({"rank_p": 0.03}, PASSED, "inconclusive"),
+    "few nearer than any stranger": ({"above": 2, "rank_p": 0.6}, PASSED, "not exposed"),
+    "nothing to compare": ({"rank_p": None}, PASSED, "inconclusive"),
+    "likenesses beside few strangers": (
+        {"above": 4, "rank_p": 1e-4, "strangers": 12},
+        None,
+        "inconclusive",
+    ),
     "an assumption unmet": ({"explained": UNMET}, PASSED, "inconclusive"),
     "no stationary point": ({"explained": MEMBERS}, PASSED, "inconclusive"),
     "likenesses, no stationary point": (
@@ -200,6 +207,11 @@ JUDGED = {
 def test_judging(name):
     proof, control, wanted = JUDGED[name]
     assert judge(proved(**proof), control)[0] == wanted
+
+
+def test_records_that_resemble_and_lie_nearer_than_any_stranger_are_not_cleared():
+    found = dataclasses.replace(proved(above=2, rank_p=0.6), recovered=2)
+    assert judge(found, PASSED)[0] is Verdict.INCONCLUSIVE
 
 
 def test_no_guess_clears_a_model():

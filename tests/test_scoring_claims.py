@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from remnant.scoring.claims import chance_of_meeting, claim, repeats, rms_distance
+from remnant.scoring.claims import chance_of_meeting, claim, repeats, rms_distance, ways_of
 
 
 def rows(k, d=30, seed=0):
@@ -87,3 +87,30 @@ def test_coincidences_of_whole_numbers_are_counted():
     many = made(records, records + 1e-7, strangers=strangers, own=True)
     assert many.count == 60
     assert many.chance < 1e-12
+
+
+def test_categories_beside_one_number_vary_in_one_way():
+    """Six binary columns and one number: strangers are met more often than seven numbers tell."""
+    flags = torch.randint(0, 2, (100, 6), generator=torch.Generator().manual_seed(0)).double()
+    assert ways_of(torch.cat([flags, rows(100, 1)], 1)) == 1
+    assert ways_of(flags) == 0
+    assert ways_of(rows(100, 30)) == 4
+
+
+def test_many_records_that_coincide_with_few_strangers_at_hand_prove_nothing():
+    drawn = torch.randint(0, 2, (1021, 4), generator=torch.Generator().manual_seed(1)).double()
+    claims = made(drawn[:1000], drawn[1000:1001], strangers=drawn[1001:])
+    assert claims.count > 20
+    assert claims.chance > 0.005
+
+
+def test_a_candidate_of_no_numbers_spoils_nothing():
+    records = rows(3)
+    both = torch.cat([records[:1], torch.full((1, 30), math.nan)])
+    assert made(records, both, passed=[True, False]).chance < 1e-12
+
+
+def test_one_repeated_stranger_does_not_hide_a_record():
+    records, strangers = rows(5), rows(60, seed=9)
+    strangers[1] = strangers[0]
+    assert made(records, records, strangers=strangers).chance < 1e-12

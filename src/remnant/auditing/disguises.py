@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from remnant.auditing.case import Case
-from remnant.auditing.membership import LEFT, SHARE, known_of_layer, unexplained
+from remnant.auditing.membership import LEFT, SHARE, Held, known_of_layer, unexplained
 from remnant.types import Examples, Scaling
 
 # What another preparation may leave unexplained, as a share of what is left as given. In the right
@@ -68,9 +68,10 @@ def better_preparation(case: Case, attack: str) -> str | None:
     if held is None or len(case.truth) > MANY:
         return None
     usual = unexplained(case, held, case.truth)
+    if usual is None:
+        return None
     told = [
-        (unexplained(replace(case, target=replace(case.target, scaling=how)), held, records), words)
-        for words, records, how in _preparations(case)
+        (_asked(case, held, records, how), words) for words, records, how in _preparations(case)
     ]
     best = min(told, default=(math.inf, ""))
     if best[0] > min(BETTER[held.form] * usual, LEFT[held.form]):
@@ -80,6 +81,11 @@ def better_preparation(case: Case, attack: str) -> str | None:
         f"Your records would explain the first dense layer if they were {best[1]} ({left}). Was it "
         "trained so? Then give the data, --mean and --std as in training."
     )
+
+
+def _asked(case: Case, held: Held, records: Examples, how: Scaling) -> float:
+    left = unexplained(replace(case, target=replace(case.target, scaling=how)), held, records)
+    return math.inf if left is None else left
 
 
 def _preparations(case: Case) -> Iterator[tuple[str, Examples, Scaling]]:

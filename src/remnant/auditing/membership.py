@@ -61,12 +61,16 @@ def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None
     """
     if not len(strangers.inputs) or first_dense(case.target.model) is None:
         return None
-    near = strangers.examples.take(_most_alike(case, strangers).unique())
+    # As many on both sides: more records explain more, whatever they are.
+    near = strangers.examples.take(_most_alike(case, strangers))
+    some = case.truth.take(range(len(near)))
     told = None
     for held in known_of_layer(case, attack):
-        left, by_strangers = (unexplained(case, held, part) for part in (case.truth, near))
-        if by_strangers < TELLS:
+        left, by_strangers = (unexplained(case, held, part) for part in (some, near))
+        if left is None or by_strangers is None or by_strangers < TELLS:
             continue
+        whole = unexplained(case, held, case.truth)
+        left = left if whole is None else whole
         holds = left < LEFT[held.form] and left < SHARE * by_strangers
         stationary = holds and held.form == "sum"
         if told is None:
@@ -104,11 +108,14 @@ def known_of_layer(case: Case, attack: str) -> list[Held]:
     return [part for part in held if float(part.matrix.norm()) > 0]
 
 
-def unexplained(case: Case, held: Held, records: Examples) -> float:
-    """The share of the layer that these records leave."""
+def unexplained(case: Case, held: Held, records: Examples) -> float | None:
+    """The share of the layer that these records leave, None where its inputs cannot be told."""
     layer = first_dense(case.target.model)
     assert layer is not None
-    inputs, signals = _factors(case, layer[1], records)
+    factors = _factors(case, layer[1], records)
+    if factors is None:
+        return None
+    inputs, signals = factors
     return _beside_span(held, inputs) if held.form == "span" else _of_sum(held, inputs, signals)
 
 
@@ -135,15 +142,16 @@ def _of_sum(held: Held, inputs: Tensor, signals: Tensor) -> float:
     return float(np.sqrt(max(rest, 0.0))) / whole
 
 
-def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, Tensor]:
+def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, Tensor] | None:
     """The layer's inputs (n x d) and how a fall of each record's loss acts on it (n x w).
 
     Each row of the signals has length one: only their sums with positive weights are asked for.
+    None where the layer is not called once a record, or a label has no output.
     """
     model, seen = case.target.model, list[Tensor]()
 
     def keep(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        seen[:] = [given[0].detach(), out]
+        seen.extend([given[0].detach(), out])
         return out
 
     handle = layer.register_forward_hook(keep)
@@ -152,6 +160,11 @@ def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, T
         inputs = case.target.scaling.to_model(records.inputs.reshape(-1, *case.target.input_shape))
         with torch.enable_grad():
             outputs = model.eval()(inputs.to(like)).reshape(len(records), -1)
+            known = records.labels.is_floating_point() or case.loss != "ce"
+            if len(seen) != 2 or seen[1].ndim != 2 or len(seen[1]) != len(records):
+                return None
+            if not known and int(records.labels.max()) >= outputs.shape[1]:
+                return None
             fall = -_separable(case.loss, outputs, records.labels)
             (signals,) = torch.autograd.grad(fall, seen[1:])
     finally:
@@ -171,11 +184,15 @@ def _separable(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
     return loss_named(loss)(outputs, labels) * len(outputs)
 
 
-def _most_alike(case: Case, strangers: Strangers) -> Tensor:
-    """n: the nearest stranger of each record, of its class if there is one."""
+def _most_alike(case: Case, strangers: Strangers) -> list[int]:
+    """The nearest stranger of each record that is not another's, of its class if there is one."""
     distance = rms_distance(strangers.rows_of(case.truth), strangers.inputs)
     labels = strangers.examples.labels
     if not labels.is_floating_point() and not case.truth.labels.is_floating_point():
         other = case.truth.labels[:, None] != labels[None]
         distance = distance + other * (1 + distance.max())
-    return distance.argmin(1)
+    taken: list[int] = []
+    for row in distance[: len(strangers.inputs)]:
+        row[taken] = torch.inf
+        taken.append(int(row.argmin()))
+    return taken

@@ -56,13 +56,27 @@ def undisguised(case: Case, found: Candidates, strangers: Strangers) -> tuple[Ex
     return truth, words
 
 
+def in_disguise(strangers: Strangers, disguise: str) -> Strangers:
+    """The strangers as the records were seen: chance has the same disguise."""
+    if not disguise:
+        return strangers
+    inputs = dict(disguises(strangers.examples))[disguise]
+    return replace(
+        strangers,
+        examples=replace(strangers.examples, inputs=inputs),
+        inputs=strangers.rows_of(inputs),
+    )
+
+
 def claims_of(found: Candidates, truth: Examples, strangers: Strangers) -> Claims:
     """The records that certified candidates may be claimed for."""
-    passed, error = marks(found)
-    targets = found.figures.get("targets")
+    certified, error = marks(found)
+    passed, targets = certified, found.figures.get("targets")
     if targets is not None:
+        # Sought for one record and found within rounding of it: a wrong guess lies elsewhere.
         truth = truth.take([truth.ids.index(name) for name in targets])
-    return claim(
+        passed = torch.isfinite(found.inputs.flatten(1)).all(1)
+    claims = claim(
         strangers.rows_of(truth),
         strangers.rows_of(found.inputs.reshape(-1, *truth.shape)),
         passed=passed,
@@ -70,13 +84,16 @@ def claims_of(found: Candidates, truth: Examples, strangers: Strangers) -> Claim
         strangers=strangers.inputs,
         own=targets is not None,
     )
+    return replace(claims, foreign=claims.foreign & certified)
 
 
 def prove(
     case: Case, found: Candidates, finding: Finding, strangers: Strangers, disguise: str = ""
 ) -> Finding:
     """`finding` with its proof: marks of each record and figures of all."""
+    strangers = in_disguise(strangers, disguise)
     claims = claims_of(found, case.truth, strangers)
+    tries = 1 + len(list(disguises(case.truth))) if disguise else 1
     passed, error = marks(found)
     ranks = _ranks(case, found, finding, strangers) if not passed.any() else None
     member = explained(case, finding.attack, strangers) if ranks is not None else None
@@ -92,7 +109,7 @@ def prove(
         "claimed": claims.count,
         "certified": int(passed.sum()),
         "foreign": int(claims.foreign.sum()),
-        "chance": claims.chance,
+        "chance": min(1.0, tries * claims.chance),
         "by_chance": claims.by_chance,
         "strangers": len(strangers.inputs),
         "differ": strangers.differ,

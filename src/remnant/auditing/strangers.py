@@ -53,7 +53,7 @@ def strangers_of(case: Case) -> Strangers:
     copies, left = int((~far).sum()), rows[far]
     differ = differ_in_kind(case.truth, records, kept, left)
     first = len(case.holdout)
-    shared = case.holdout is case.public
+    shared = len(every) == first  # one set, given twice
     return Strangers(
         examples=kept,
         holdout=_kept(case.holdout, far[:first]),
@@ -89,7 +89,9 @@ def differ_in_kind(truth: Examples, records: Tensor, others: Examples, strangers
     half, rest = order[: len(order) // 2], order[len(order) // 2 :]
     labels = truth.labels, others.labels[rest]
     ranks = compare(strangers[half], records, strangers[rest], labels=labels, generator=generator)
-    return min(ranks.p, 1 - ranks.p + 1e-4) < DOUBT / 2
+    if ranks.p is None or ranks.low is None:
+        return True  # no class in common
+    return min(ranks.p, ranks.low) < DOUBT / 2
 
 
 def _notes(n: int, count: int, copies: int, differ: bool) -> list[str]:

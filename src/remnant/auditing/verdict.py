@@ -17,12 +17,14 @@ from remnant.bundle import Attacked, Control, Verdict
 from remnant.types import Finding, Status
 
 ALPHA = 0.01  # of a false *exposed* in one audit, shared among its attacks
+FEW = 20  # strangers, below which likeness proves nothing: their kind cannot be told either
 HINT = 0.05  # a comparison with strangers that came so near to proof clears nobody
 
 
 def proof_of(finding: Finding) -> Mapping[str, Any]:
     """What `auditing.proof` found, or a proof of nothing."""
     none = {"claimed": 0, "certified": 0, "foreign": 0, "chance": 1.0, "above": 0, "rank_p": None}
+    none |= {"strangers": 0}
     return {**none, **(finding.summary.get("proof") or {})}
 
 
@@ -36,7 +38,7 @@ def likely(finding: Finding, attacks: int = 1) -> bool:
     """Likenesses came back that chance does not explain, of records that were trained on."""
     proof = proof_of(finding)
     holds = bool((proof.get("explained") or {}).get("holds"))
-    fair = not proof.get("differ") and not proof["foreign"]
+    fair = not proof.get("differ") and not proof["foreign"] and proof["strangers"] >= FEW
     return bool(
         proof["above"]
         and proof["rank_p"] is not None
@@ -83,6 +85,8 @@ def judge(
 
 def _how(proof: Mapping[str, Any]) -> str:
     words = ": certified, and within the stated error of the record itself"
+    if proof["certified"] < proof["claimed"] and not proof["certified"]:
+        words = ", to within a thousandth of what records differ by"
     if proof.get("disguise"):
         words += f", {proof['disguise']}: training saw them so"
     if proof["foreign"]:
@@ -112,7 +116,9 @@ def _doubt(
         return f"only {finding.records} records were tried: {finding.reason}"
     if proof.get("differ"):
         return "held-out records differ in kind from the training records: hold out others"
-    if proof["rank_p"] is not None and proof["rank_p"] < HINT:
+    if proof["rank_p"] is None:
+        return f"nothing could be compared with strangers: {finding.reason}"
+    if proof["rank_p"] < HINT or (proof["above"] and finding.recovered):
         return _hint(finding, proof)
     explained = proof.get("explained")
     if not (explained or {}).get("stationary"):
@@ -143,7 +149,8 @@ def _foreign(finding: Finding, proof: Mapping[str, Any]) -> str:
 
 
 def _hint(finding: Finding, proof: Mapping[str, Any]) -> str:
-    words = f"candidates lean towards your records (p = {proof['rank_p']:.2g})"
+    words = f"candidates lean towards your records (p = {proof['rank_p']:.2g}"
+    words += f", {proof['above']} nearer than any stranger)"
     if not (proof.get("explained") or {}).get("holds"):
         return f"{words}, but {_unmet(proof.get('explained'), finding)}"
     return f"{words}, which neither proves nor clears: hold out more records, or give more steps"

@@ -13,14 +13,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import poisson
+from scipy.stats import hypergeom, poisson
 from torch import Tensor
 
 SLACK = 2.0  # times the stated error: more claims rough records, less misses those just outside
 UNSTATED = 1e-3  # of the strangers' spread, for a certified candidate that states no error
 # Within the distance of the nearest stranger, chance falls with this power of the distance at the
-# most. Real records vary in more ways than this; a higher power would trust that further.
+# most, and no faster than by the numbers that hardly repeat; a higher power would trust further.
 WAYS = 4
+REPEATING = 0.02  # share of equal records from which a set counts as one whose values coincide
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,16 +62,20 @@ def claim(
     within = distance <= reach
     met = torch.zeros(n, dtype=torch.bool) if m == 0 else within.any(1)
     nearest = distance.min(1) if m else None
-    near = torch.full((n,), math.inf) if nearest is None else nearest.values
+    apart = torch.full((n,), math.inf) if nearest is None else nearest.values
     best = torch.where(within, distance, math.inf).argmin(1) if m else torch.zeros(n).long()
-    each = chance_of_meeting(candidates, reach, strangers) * passed
+    each = torch.where(passed, chance_of_meeting(candidates, reach, strangers), 0.0)
     expected = float(each.sum()) if own else min(n * float(each.sum()), float(n))
     count = int(met.sum())
+    chance = float(poisson.sf(count - 1, expected)) if count else 1.0
+    if count and not own and ways_of(strangers) == 0:  # as often as strangers coincide, no less
+        near = (rms_distance(strangers, candidates[passed]) <= reach[passed]).any(1)
+        chance = float(hypergeom.sf(count - 1, n + len(near), count + int(near.sum()), n))
     return Claims(
         candidate=torch.where(met, best, -1),
-        distance=near,
+        distance=apart,
         foreign=passed & ~within.any(0) if n else passed,
-        chance=float(poisson.sf(count - 1, expected)) if count else 1.0,
+        chance=chance,
         by_chance=expected,
     )
 
@@ -88,17 +93,29 @@ def chance_of_meeting(candidates: Tensor, reach: Tensor, strangers: Tensor) -> T
     distance = rms_distance(candidates, strangers)
     within = (distance <= reach[:, None]).sum(1).double()
     by_count = (within + 1) / (count + 1)
-    if repeats(strangers):
+    ways = ways_of(strangers)
+    if ways == 0:
         return by_count
-    ways = min(WAYS, strangers.shape[1])
     nearest = distance.min(1).values.clamp_min(torch.finfo(torch.float64).tiny)
     fall = (reach / nearest).clamp(max=1.0) ** ways
     return torch.where(within > 0, by_count, fall / (count + 1))
 
 
+def ways_of(rows: Tensor) -> int:
+    """In how many numbers records hardly ever coincide, at most WAYS; 0 = records repeat."""
+    if repeats(rows):
+        return 0
+    once = 0
+    for column in rows.T:
+        once += 2 * len(column.unique()) > len(column)
+        if once == WAYS:
+            break
+    return once
+
+
 def repeats(rows: Tensor) -> bool:
     """Whether records coincide, as they do in tables of whole numbers and categories."""
-    return len(torch.unique(rows, dim=0)) < len(rows)
+    return len(torch.unique(rows, dim=0)) < (1 - REPEATING) * len(rows)
 
 
 def rms_distance(a: Tensor, b: Tensor) -> Tensor:

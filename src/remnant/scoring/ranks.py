@@ -23,7 +23,8 @@ class Ranks:
     of any class; `alike`: n, the likeness of each record's best candidate; `stranger`: the best
     likeness of a stranger."""
 
-    p: float
+    p: float | None  # None: nothing could be compared
+    low: float | None  # the same of standing so low
     above: Tensor
     alike: Tensor
     stranger: float
@@ -45,7 +46,8 @@ def compare(
     """
     if not len(candidates) or not len(strangers):
         return Ranks(
-            p=1.0,
+            p=None,
+            low=None,
             above=torch.zeros(len(records), dtype=torch.bool),
             alike=torch.zeros(len(records), dtype=torch.float64),
             stranger=1.0,
@@ -56,8 +58,10 @@ def compare(
         for rows in (records, strangers)
     )
     groups = _groups(labels, len(records), len(strangers))
+    p, low = _permuted(torch.cat([alike, null]), len(records), groups, generator)
     return Ranks(
-        p=_permuted(torch.cat([alike, null]), len(records), groups, generator),
+        p=p,
+        low=low,
         above=alike > null.max(),
         alike=alike,
         stranger=float(null.max()),
@@ -78,8 +82,10 @@ def _groups(labels: tuple[Tensor, Tensor] | None, n: int, count: int) -> list[Te
     return [(both == label).nonzero().flatten() for label in sorted(shared)]
 
 
-def _permuted(scores: Tensor, n: int, groups: list[Tensor], generator: torch.Generator) -> float:
-    """The share of shuffles in which records rank as high as they do."""
+def _permuted(
+    scores: Tensor, n: int, groups: list[Tensor], generator: torch.Generator
+) -> tuple[float | None, float | None]:
+    """The shares of shuffles in which records rank as high, and as low, as they do."""
     seen, total = 0.0, torch.zeros(SHUFFLES, dtype=torch.float64)
     for rows in groups:
         ranks = _midranks(scores[rows]) / len(rows)
@@ -91,9 +97,10 @@ def _permuted(scores: Tensor, n: int, groups: list[Tensor], generator: torch.Gen
             order = torch.rand(len(part), len(rows), generator=generator).argsort(1)[:, :mine]
             part += ranks[order].sum(1)
     if not groups:
-        return 1.0
+        return None, None
     # Sums of the same ranks in another order differ by rounding.
-    return (1 + int((total >= seen - 1e-9).sum())) / (1 + SHUFFLES)
+    high, low = (total >= seen - 1e-9).sum(), (total <= seen + 1e-9).sum()
+    return (1 + int(high)) / (1 + SHUFFLES), (1 + int(low)) / (1 + SHUFFLES)
 
 
 def _midranks(values: Tensor) -> Tensor:

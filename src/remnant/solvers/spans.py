@@ -92,6 +92,8 @@ def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum
 
     weights: what was rounded, relative to `precision`, when the change was stored.
     """
+    if len(values) < 2:  # one input or neuron: no gap to see
+        return Spectrum(values=values, count=len(values), gap=1.0, clear=False)
     level = rounding_level(weights, precision)
     # Always-black pixels and dead neurons leave exact zeros. Those at the end are no noise: the
     # spectrum ends where they begin, and a fall onto them says that it is full, not how many.
