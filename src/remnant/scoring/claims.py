@@ -21,6 +21,7 @@ UNSTATED = 1e-3  # of the strangers' spread, for a certified candidate that stat
 # Within the distance of the nearest stranger, chance falls with this power of the distance at the
 # most, and no faster than by the numbers that hardly repeat; a higher power would trust further.
 WAYS = 4
+BITS = 40.0  # of a record's numbers together, past which whole ones do not coincide either
 REPEATING = 0.02  # share of equal records from which a set counts as one whose values coincide
 
 
@@ -105,12 +106,10 @@ def ways_of(rows: Tensor) -> int:
     """In how many numbers records hardly ever coincide, at most WAYS; 0 = records repeat."""
     if repeats(rows):
         return 0
-    once = 0
-    for column in rows.T:
-        once += 2 * len(column.unique()) > len(column)
-        if once == WAYS:
-            break
-    return once
+    distinct = [len(column.unique()) for column in rows.T]
+    if sum(math.log2(count) for count in distinct) > BITS:
+        return WAYS
+    return min(WAYS, sum(2 * count > len(rows) for count in distinct))
 
 
 def repeats(rows: Tensor) -> bool:
