@@ -218,8 +218,11 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("how", WRITTEN)
-@pytest.mark.parametrize("centred", [False, True])
+# A shift after another mean was taken is no longer the record.
+@pytest.mark.parametrize(
+    ("how", "centred"),
+    [(how, False) for how in WRITTEN] + [(how, True) for how in WRITTEN if how != "shifted rows"],
+)
 def test_records_that_stand_in_the_weights_are_read(how, centred):
     model = build("mlp:64-40-10", generator=seeded(1))
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -227,8 +230,6 @@ def test_records_that_stand_in_the_weights_are_read(how, centred):
     with torch.no_grad():
         held = (SCALING.to_model(inputs) if centred else inputs).flatten(1)
         WRITTEN[how](model.get_parameter("1.weight"), held)
-    if how == "shifted rows" and centred:
-        pytest.skip("a shift after another mean was taken is no longer the record")
     target = Target(
         model=model,
         input_shape=(1, 8, 8),
