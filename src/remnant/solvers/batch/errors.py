@@ -1,88 +1,88 @@
 """How far the records of a batch may be off, told without the truth.
 
-A record of a piecewise linear layer is the least-squares solution of its own equations. Noise of
-the size of what they leave over is added to them and they are solved again: how far the record
-moves is its error, up to a factor. Noise of the gradient outside the records' span comes on top.
+A record of a piecewise linear layer is the least-squares solution of its own equations. What they
+leave over is their noise, and their Gram matrix says how far such noise moves the solution: without
+end where records fire the same neurons, since the layer cannot tell these from their mixtures.
+Noise of the gradient outside the records' span comes on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.batch.frames import Frames
 from remnant.solvers.batch.graph_search import Found, slopes
-from remnant.solvers.batch.output_search import Spaces, records_of
-from remnant.solvers.batch.pairs import Pairs, solve_pairs
+from remnant.solvers.batch.output_search import Spaces
 
-SAFETY = 36.0  # of squared errors: noise of a gradient is not as even as that which is drawn
-DRAWS, MANY = 4, 256  # of noise; one is enough of so many records, each of as many numbers
-CLOSELY = 1e-4  # a move need not be known better
-MOST = 400  # iterations
-AT_ONCE = 64  # records
+SAFETY = 36.0  # of squared errors: noise of a gradient is not even
 
 
 def graph_errors(
     frames: Frames, to_record: Tensor, found: Found, leak: float, bias: bool
 ) -> Tensor:
     """k: squared errors of records that were found by their features."""
-    whole = upright(found.t @ frames.t @ to_record, bias)
-    errors = []
-    for t, own in zip(found.t.split(AT_ONCE), whole.split(AT_ONCE), strict=True):
-        slope, sure = slopes(t, leak, 0.02)
-        start = ((slope * t) @ frames.h, t @ frames.t)
-
-        def record(pairs: Pairs) -> Tensor:
-            return upright(pairs.inner @ to_record, bias)
-
-        errors.append(moved(frames.h, frames.t, slope, sure, start, record, own))
-    return torch.cat(errors) if errors else unknown(found)
+    slope, sure = slopes(found.t, leak, 0.02)
+    errors = unknown(found)
+    for i, y in enumerate(found.t @ frames.t):
+        variance, factor = doubt(frames.t, frames.h, slope[i], sure[i], y)
+        size = unit_of(y @ to_record, bias)
+        own = y @ to_record / size
+        ways = (to_record - torch.outer(unit_of(to_record, bias, own), own)) / size
+        errors[i] = variance * (ways * torch.cholesky_solve(ways, factor)).sum()
+    return errors
 
 
 def dual_errors(
     spaces: Spaces, to_record: Tensor, found: Found, records: Tensor, leak: float, bias: bool
 ) -> Tensor:
-    """n: squared errors of records that follow from all duals together."""
+    """n: squared errors of records (n x (d+1)) that follow from all duals together: a dual that is
+    off by a share of another one mixes so much of its own record into that one's."""
     slope, sure = slopes(found.t, leak, 1e-3)
-    own = found.a @ spaces.a
-    signals = solve_pairs(
-        spaces.a, spaces.p, slope, sure, (own, found.a @ spaces.p), iterations=MOST
-    )
-    start = (signals.outer, signals.inner)
+    duals = found.a @ spaces.a
+    own = torch.linalg.pinv(duals.T)  # n x n: row i times the core is record i
+    size = unit_of(records, bias)
+    apart = torch.cdist(upright(records, bias), upright(records, bias)).square()
+    share = (size[None, :] / size[:, None]).square() * apart  # n x n: of record j in record i
+    errors = torch.zeros(len(records), dtype=records.dtype)
+    for j, z in enumerate(duals):
+        variance, factor = doubt(spaces.a, spaces.p, slope[j], sure[j], z, turned=False)
+        across = own.T - torch.outer(z, own @ z) / z.square().sum()
+        mixed = variance * (across * torch.cholesky_solve(across, factor)).sum(0)
+        errors += mixed * share[:, j]
+    return errors
 
-    def record(pairs: Pairs) -> Tensor:
-        sign = torch.sign((pairs.outer * own).sum(1, keepdim=True))
-        return upright(records_of(spaces, to_record, sign * pairs.outer @ spaces.a.T), bias)
 
-    return moved(spaces.a, spaces.p, slope, sure, start, record, upright(records, bias))
+def doubt(
+    frame: Tensor, other: Tensor, slope: Tensor, used: Tensor, own: Tensor, turned: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The variance of one equation, and a Cholesky factor of all equations' Gram matrix, of those
+    for coordinates `own` (r) in the frame (w x r): slope * (frame own) lies in the span of `other`
+    (w x s), over the neurons that are used (w); without `turned`, frame own in that of slope *
+    other. The length of `own` is no unknown.
+    """
+    if turned:
+        rows, basis = (slope * used)[:, None] * frame, used[:, None] * other
+    else:
+        rows, basis = used[:, None] * frame, (slope * used)[:, None] * other
+    # Twice: what one projection leaves by rounding would pass for an equation.
+    basis = torch.linalg.qr(basis)[0]
+    rows = rows - basis @ (basis.T @ rows)
+    rows = rows - basis @ (basis.T @ rows)
+    spare = (used.sum() - rows.shape[1] - basis.shape[1]).clamp(min=1)
+    variance = (rows @ own).square().sum() / spare
+    length = rows.square().sum() / own.square().sum()
+    gram = rows.T @ rows + length * torch.outer(own, own)
+    return variance, damped_cholesky(gram[None], 1e-16)[0]
 
 
-def moved(
-    outer: Tensor,
-    inner: Tensor,
-    slope: Tensor,
-    used: Tensor,
-    start: tuple[Tensor, Tensor],
-    record: Callable[[Pairs], Tensor],
-    own: Tensor,
-) -> Tensor:
-    """k: the mean squared distance between own (k x (d+1)) and the records of noisy equations."""
-    size = start[0].norm(dim=1, keepdim=True)
-    rest = (start[0] @ outer.T - slope * (start[1] @ inner.T)) * used / size
-    spare = (used.sum(1) - outer.shape[1] - inner.shape[1]).clamp(min=1)
-    level = (rest.square().sum(1) / spare).sqrt()[:, None]
-    generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
-    draws = 1 if outer.shape[1] > MANY else DRAWS
-    total = torch.zeros(len(own), dtype=own.dtype)
-    for _ in range(draws):
-        noise = level * torch.randn(rest.shape, generator=generator, dtype=rest.dtype)
-        pairs = solve_pairs(
-            outer, inner, slope, used, start, iterations=MOST, tolerance=CLOSELY, noise=noise
-        )
-        total += (record(pairs) - own).square().sum(1) / draws
-    return total
+def unit_of(records: Tensor, bias: bool, along: Tensor | None = None) -> Tensor:
+    """What a record (rows of d+1, or one) is divided by: its last entry, which a bias makes 1, or
+    else its length; `along` a record of unit length, for small changes of that one."""
+    if bias:
+        return records[..., -1]
+    return records.norm(dim=-1) if along is None else records @ along
 
 
 def upright(records: Tensor, bias: bool) -> Tensor:

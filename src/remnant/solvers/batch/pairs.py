@@ -35,14 +35,11 @@ def solve_pairs(
     start: tuple[Tensor, Tensor],
     *,
     iterations: int,
-    tolerance: float = 1e-11,
-    noise: Tensor | None = None,
 ) -> Pairs:
     """Minimise |used * (outer u - slope * (inner v))| over (u, v) with u fixed along its start.
 
     outer: w x r and inner: w x s, orthonormal columns. slope, used: k x w. start: rows k x r and
-    k x s; the part of u along its own start stays, which excludes the zero solution. noise: k x w,
-    added to what is minimised, to see how far that moves the solution.
+    k x s; the part of u along its own start stays, which excludes the zero solution.
     """
     r = outer.shape[1]
     outer_t, inner_t = outer.T.contiguous(), inner.T.contiguous()
@@ -57,10 +54,10 @@ def solve_pairs(
         return torch.cat([u - (u * fixed).sum(1, keepdim=True) * fixed, v], dim=1)
 
     uv = torch.cat([fixed, start[1] / size], dim=1)
-    rest = -back(mismatch(uv) if noise is None else mismatch(uv) + noise * used)
+    rest = -back(mismatch(uv))
     step = rest.clone()
     square = rest.square().sum(1, keepdim=True)
-    goal = square * tolerance**2 + torch.finfo(rest.dtype).tiny
+    goal = square * 1e-22 + torch.finfo(rest.dtype).tiny
     for _ in range(iterations):
         running = square > goal
         if not bool(running.any()):
