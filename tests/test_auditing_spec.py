@@ -22,12 +22,14 @@ def write(tmp_path, text):
 def test_paths_are_relative_to_the_spec(tmp_path):
     (tmp_path / "train.npz").write_bytes(b"")
     (tmp_path / "net.py").write_text("")
-    text = "weights: w.pt\ninitial: /else/i.pt\ndata: train.npz\nholdout: mnist\nmodel: net.py:make"
+    named = "data: train.npz\nmean: train.npz\nholdout: mnist\nmodel: net.py:make"
+    text = f"weights: w.pt\ninitial: /else/i.pt\n{named}"
     spec = read_spec(write(tmp_path, text))
     assert spec.weights == tmp_path / "w.pt"
     assert str(spec.initial) == "/else/i.pt"
     assert spec.data == str(tmp_path / "train.npz")
     assert spec.holdout == "mnist"
+    assert spec.mean == str(tmp_path / "train.npz")
     assert spec.model == f"{tmp_path / 'net.py'}:make"
 
 

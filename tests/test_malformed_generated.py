@@ -8,7 +8,7 @@ import pytest
 import malformed_words
 from malformed_run import all_cases, make_good, run_cases, sampled
 
-SAMPLE = 130
+SAMPLE = 150
 SEED = int(os.environ.get("REMNANT_MALFORMED_SEED", "0"))
 
 

@@ -144,3 +144,22 @@ def test_no_stated_error_is_below_rounding():
     assert stated[0] == pytest.approx(2.0**-23 * (1e4 / 2 + 0.5) ** 0.5)
     assert stated[1] == pytest.approx(1.0)
     assert stated_errors(target, data, squared, torch.tensor([False, True]))[0] is None
+
+
+def test_records_that_fire_the_same_neurons_are_not_certified():
+    """Their mixtures give back the same gradient, so nothing tells them apart."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10)
+    )  # fmt: skip
+    x = torch.randn(4, 30, generator=seeded(1))
+    x[1] = x[0] + 0.01 * torch.randn(30, generator=seeded(2))
+    fired = model[0](x) > 0
+    assert bool((fired[0] == fired[1]).all())
+    assert not bool((fired[0] == fired[2]).all())
+    target = gradient_target(x, torch.arange(4), Scaling(), model, records=4)
+    found = Gradient()(target, generator=seeded())
+    passed = torch.tensor(found.figures["passed"])
+    near = torch.cdist(found.inputs, x).argmin(1)[passed]
+    assert sorted(near.tolist()) == [2, 3]
+    assert found.status is Status.PARTIAL

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from remnant.auditing.case import Case, halves
 from remnant.auditing.run import Plan, run_audit
 from remnant.bundle import Audit
+from remnant.models.foreign import check_outputs
 from remnant.models.unwrap import unwrapped
 from remnant.store import hash_tensors, open_run, spec_hash
 from remnant.training import Recipe
@@ -44,6 +45,7 @@ def audit(
         holdout, public = halves(holdout)
     held = target.knowledge if recipe is None else replace(target.knowledge, recipe=recipe)
     target = replace(target, model=unwrapped(target.model), knowledge=held)
+    check_outputs(target.model, target.scaling.to_model(truth.inputs[:2]), "audit: model")
     case = Case(target=target, truth=truth, holdout=holdout, public=public, loss=loss)
     plan = plan or Plan()
     # Every field of both, so that no other audit is taken for this one.

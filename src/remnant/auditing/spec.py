@@ -127,7 +127,7 @@ def read_spec(path: Path) -> AuditSpec:
     for key in ("weights", "initial", "gradient", "recipe", "data_dir"):
         if isinstance(values.get(key), str):
             values[key] = str(folder / _home(values[key]))
-    for key in ("data", "holdout", "public"):
+    for key in ("data", "holdout", "public", "mean", "std"):
         name = values.get(key)
         if isinstance(name, str) and name and _exists(folder / name):
             values[key] = str(folder / name)

@@ -11,22 +11,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.batch.frames import Frames
 from remnant.solvers.batch.graph_search import Found, slopes
 from remnant.solvers.batch.output_search import Spaces
 
 SAFETY = 36.0  # of squared errors: noise of a gradient is not even
+ROUNDING = 1e-15  # of a Gram matrix in double precision
 
 
 def graph_errors(
-    frames: Frames, to_record: Tensor, found: Found, leak: float, bias: bool
+    frames: Frames, to_record: Tensor, found: Found, leak: float, bias: bool, noise: Tensor
 ) -> Tensor:
-    """k: squared errors of records that were found by their features."""
+    """k: squared errors of records that were found by their features. noise: r x r, the squared
+    length that noise has in each direction of the frame of pre-activations."""
     slope, sure = slopes(found.t, leak, 0.02)
     errors = unknown(found)
     for i, y in enumerate(found.t @ frames.t):
-        variance, factor = doubt(frames.t, frames.h, slope[i], sure[i], y)
+        turned, beside = (slope[i] * sure[i])[:, None] * frames.t, sure[i][:, None] * frames.h
+        variance, factor = doubt(turned, beside, sure[i].sum(), y, noise)
         size = unit_of(y @ to_record, bias)
         own = y @ to_record / size
         ways = (to_record - torch.outer(unit_of(to_record, bias, own), own)) / size
@@ -35,10 +37,11 @@ def graph_errors(
 
 
 def dual_errors(
-    spaces: Spaces, to_record: Tensor, found: Found, records: Tensor, leak: float, bias: bool
+    spaces: Spaces, found: Found, records: Tensor, leak: float, bias: bool, noise: Tensor
 ) -> Tensor:
     """n: squared errors of records (n x (d+1)) that follow from all duals together: a dual that is
-    off by a share of another one mixes so much of its own record into that one's."""
+    off by a share of another one mixes so much of its own record into that one's. noise: n x n, as
+    above, of the frame of duals."""
     slope, sure = slopes(found.t, leak, 1e-3)
     duals = found.a @ spaces.a
     own = torch.linalg.pinv(duals.T)  # n x n: row i times the core is record i
@@ -47,7 +50,8 @@ def dual_errors(
     share = (size[None, :] / size[:, None]).square() * apart  # n x n: of record j in record i
     errors = torch.zeros(len(records), dtype=records.dtype)
     for j, z in enumerate(duals):
-        variance, factor = doubt(spaces.a, spaces.p, slope[j], sure[j], z, turned=False)
+        rows, beside = sure[j][:, None] * spaces.a, (slope[j] * sure[j])[:, None] * spaces.p
+        variance, factor = doubt(rows, beside, sure[j].sum(), z, noise)
         across = own.T - torch.outer(z, own @ z) / z.square().sum()
         mixed = variance * (across * torch.cholesky_solve(across, factor)).sum(0)
         errors += mixed * share[:, j]
@@ -55,26 +59,26 @@ def dual_errors(
 
 
 def doubt(
-    frame: Tensor, other: Tensor, slope: Tensor, used: Tensor, own: Tensor, turned: bool = True
+    rows: Tensor, basis: Tensor, used: Tensor, own: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The variance of one equation, and a Cholesky factor of all equations' Gram matrix, of those
-    for coordinates `own` (r) in the frame (w x r): slope * (frame own) lies in the span of `other`
-    (w x s), over the neurons that are used (w); without `turned`, frame own in that of slope *
-    other. The length of `own` is no unknown.
+    """How well the equations "rows v lies in the span of the basis" hold their solution v = own.
+
+    rows: w x r; basis: w x s; own: r, whose length is no unknown; used: how many rows are not 0;
+    noise: r x r, the squared length that noise of the rows has in each direction. Returns the
+    variance of one equation and a Cholesky factor of the Gram matrix of all (r x r), less what
+    noise makes up. The variance is infinite where a direction is held by noise alone.
     """
-    if turned:
-        rows, basis = (slope * used)[:, None] * frame, used[:, None] * other
-    else:
-        rows, basis = used[:, None] * frame, (slope * used)[:, None] * other
-    # Twice: what one projection leaves by rounding would pass for an equation.
     basis = torch.linalg.qr(basis)[0]
     rows = rows - basis @ (basis.T @ rows)
-    rows = rows - basis @ (basis.T @ rows)
-    spare = (used.sum() - rows.shape[1] - basis.shape[1]).clamp(min=1)
+    rows = rows - basis @ (basis.T @ rows)  # what rounding left would pass for an equation
+    spare = (used - rows.shape[1] - basis.shape[1]).clamp(min=1)
     variance = (rows @ own).square().sum() / spare
-    length = rows.square().sum() / own.square().sum()
-    gram = rows.T @ rows + length * torch.outer(own, own)
-    return variance, damped_cholesky(gram[None], 1e-16)[0]
+    gram = rows.T @ rows
+    size = gram.trace()
+    gram = gram - SAFETY * noise + size / own.square().sum() * torch.outer(own, own)
+    gram.diagonal().sub_(ROUNDING * size)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    return torch.where(failed == 0, variance, torch.inf), factor
 
 
 def unit_of(records: Tensor, bias: bool, along: Tensor | None = None) -> Tensor:

@@ -176,7 +176,8 @@ def solve(
             records = (found.t @ frame) @ to_record
             return Outcome(found=found, records=records, exact=False, error=unknown(found))
         found, records = polish(spaces, to_record, found, layers.first, leak, settings)
-        error = dual_errors(spaces, to_record, found, records, leak, layers.bias)
+        blur = layers.width * (noise / leading[1]).square().diag()
+        error = dual_errors(spaces, found, records, leak, layers.bias, blur)
         own = torch.linalg.pinv((found.a @ spaces.a).T)
         beside = outside_span(records, own, noise, layers.bias)
         return Outcome(found=found, records=records, exact=True, error=error + beside)
@@ -187,7 +188,8 @@ def solve(
     if len(found) < counted or tail > CLEAN or inexact:
         found = settle(frames, found, leak, settings)
     records = (found.t @ frames.t) @ to_record
-    error = graph_errors(frames, to_record, found, leak, layers.bias)
+    blur = layers.first.square().sum() * noise**2 * frames.inverse1 @ frames.inverse1.T
+    error = graph_errors(frames, to_record, found, leak, layers.bias, blur)
     beside = outside_span(records, found.t @ frames.t @ frames.inverse1, noise, layers.bias)
     return Outcome(found=found, records=records, exact=True, error=error + beside)
 
