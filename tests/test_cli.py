@@ -54,7 +54,7 @@ def test_the_demo_as_it_is_told_in_the_readme(tmp_path, capsys, seed):
     out = tmp_path / "run"
     assert main(["demo", "--seed", str(seed), "--out", str(out), "--quiet"]) == 0
     finding = json.loads((out / "finding.json").read_text())
-    assert finding["recovered"] == finding["records"] == 50
+    assert finding["recovered"] == finding["figures"]["certified"] == finding["records"] == 50
     audit = json.loads((out / "audit" / "finding.json").read_text())
     assert audit["verdict"] == "exposed"
     told = {row["attack"]: row["verdict"] for row in audit["attacks"] if row["attack"] != "written"}

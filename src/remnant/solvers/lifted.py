@@ -120,7 +120,7 @@ def recover_linearised(
         return f"{shape} need a last hidden layer wider than {need}; it has {width}"
     with task("lifted equations"):
         inputs, gap = _solve(stack, parts, count, evidence, generator)
-        if inputs is None:
+        if inputs is None or not bool(torch.isfinite(inputs).all()):
             return "the lifted equations have no real solution: the target was not linearised"
     duals, residual = explain(model, evidence, inputs)
     return Lifted(
