@@ -290,3 +290,13 @@ def test_an_empty_id_is_refused():
         Case(
             target=trained(), truth=nameless, holdout=SIDES.holdout, public=SIDES.public, loss="ce"
         )
+
+
+def test_identical_constant_records_are_exposed_without_a_correlation():
+    on = dataclasses.replace(SIDES.train, inputs=SIDES.train.inputs.clone())
+    on.inputs[:2] = 0.0
+    on = on.take([0, 1, 2, 3, 4])
+    found = audit(gradient_target(on), on, holdout=SIDES.holdout, plan=Plan(attacks=("gradient",)))
+    assert found.verdict == Verdict.EXPOSED, found.headline
+    assert sorted(row["id"] for row in found.exposed) == sorted(on.ids)
+    assert None in [row["correlation"] for row in found.exposed]

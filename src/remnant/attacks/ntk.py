@@ -117,8 +117,8 @@ class NTK:
         if target.knowledge.recipe is not None:
             found = replace(found, reason=f"{found.reason} (nor by replay: {lacking})")
         if target.knowledge.records is None:
-            reason = f"{found.reason}; give --records for approximate candidates"
-            return replace(found, reason=reason)
+            more = "" if "--records" in found.reason else "; give --records"
+            return replace(found, reason=f"{found.reason}{more} for approximate candidates")
         rough = self.project(target, evidence, generator)
         said = f"not exact, since {found.reason}; instead {rough.reason}"
         lapsed = ("passed", "error")  # they were about other candidates

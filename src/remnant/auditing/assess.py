@@ -68,12 +68,12 @@ def assess(
 
 
 def unit_of(truth: Examples, public: Examples) -> Scaling:
-    """In which records are compared: as they are, or a table's features by their public spread."""
+    """In which records are compared: as they are, or a table's features by the spread of all."""
     if truth.bounds is not None:
         return Scaling()
-    std = public.inputs.std(0)
-    std = torch.where(std > 0, std, torch.ones_like(std))
-    return Scaling(mean=public.inputs.mean(0), std=std)
+    every = torch.cat([truth.inputs, public.inputs.reshape(-1, *truth.shape).to(truth.inputs)])
+    std = every.std(0)
+    return Scaling(mean=every.mean(0), std=torch.where(std > 0, std, torch.ones_like(std)))
 
 
 def in_order(scored: dict[str, Any], truth: Examples, candidates: Candidates) -> dict[str, Any]:

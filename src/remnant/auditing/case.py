@@ -50,15 +50,16 @@ class Case:
                 do = "name it, or leave ids out for all"
                 got = f"an empty one in row {empty[0]}"
                 raise InputError(expected(f"audit: ids of {name}", "a text each", got, do))
-        seen = set(_prints(self.truth))
-        for name in ("holdout", "public"):
-            prints = _prints(getattr(self, name))
-            shared = sum(row in seen for row in prints)
+        shared: set[bytes] = set()
+        for examples in (self.holdout, self.public):
+            prints = _prints(examples)
             # Whole numbers and categories coincide, within the set itself too.
-            if shared and len(set(prints)) == len(prints):
-                do = "leave them out: a null must not have been trained on"
-                got = f"{shared} of the training set's"
-                raise InputError(expected(f"audit: {name}", "other records", got, do))
+            if len(set(prints)) == len(prints):
+                shared |= set(prints)
+        if shared := shared & set(_prints(self.truth)):
+            do = "leave them out: a null must not have been trained on"
+            got = f"{len(shared)} of the training set's"
+            raise InputError(expected("audit: holdout or public", "other records", got, do))
 
     @property
     def others(self) -> Examples:

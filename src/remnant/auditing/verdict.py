@@ -10,6 +10,7 @@ it passes the very test that *exposed* needs. All else is inconclusive, with wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -213,7 +214,14 @@ def exposure_list(attacks: Sequence[Attacked]) -> list[dict[str, Any]]:
             continue
         for row in exposed_records(attacked.finding):
             held = best.get(row["id"])
-            if held is None or row["squared_l2"] < held["squared_l2"]:
+            if held is None or _order(row) < _order(held):
                 keep = ("id", "label", "correlation", "squared_l2", "confidence")
                 best[row["id"]] = {"attack": attacked.attack} | {key: row[key] for key in keep}
-    return sorted(best.values(), key=lambda row: (-round(row["correlation"], 6), row["squared_l2"]))
+    return sorted(
+        best.values(), key=lambda row: (-round(row["correlation"] or 0.0, 6), _order(row))
+    )
+
+
+def _order(row: Mapping[str, Any]) -> float:
+    """Nearest first; a distance that is not known comes last."""
+    return math.inf if row["squared_l2"] is None else float(row["squared_l2"])

@@ -53,7 +53,7 @@ def add(verbs: Any) -> None:
     ):
         parser = add_verb(verbs, name, summary, f"remnant {name} {example} --out found")
         parser.set_defaults(run=run if name == "audit" else run_preflight, seed=None)
-        parser.add_argument("spec", nargs="?", type=Path, help="audit.yaml; flags go before it")
+        parser.add_argument("spec", nargs="?", type=Path, help="audit.yaml")
         parser.add_argument(
             "--attacks", help="some of ntk,gradient,kkt,informed,glm (default: all)"
         )

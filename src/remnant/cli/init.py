@@ -105,7 +105,7 @@ def spec_text(
     )
     data = arguments.data
     return (
-        "# What remnant audits. Paths are relative to this file.\n\n"
+        "# What remnant audits. Relative paths are relative to this file.\n\n"
         f"# The released model: {' '.join(model.split())}\n"
         + (line("weights", place(arguments.weights), "JSON, npz or skops") if linear else network)
         + f"\n# The records trained on: {records} of shape {'x'.join(map(str, shape))}\n"

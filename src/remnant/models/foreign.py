@@ -29,7 +29,9 @@ def guarded(doing: str) -> Iterator[None]:
     except (KeyboardInterrupt, RemnantError):
         raise
     except BaseException as error:
-        raise InputError(f"{doing}: {_brief(error)}") from error
+        where = _where(error)
+        place = f" ({where})" if where else ""
+        raise InputError(f"{doing}{place}: {_brief(error)}") from error
 
 
 def blamed(error: BaseException) -> InputError | None:
