@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from malformed_files import by_torch, npz, tensors
 from malformed_words import BASES, VALUES, mutated, options, spec
-from remnant.auditing.spec import AuditSpec, read_spec
+from remnant.cli.spec import AuditSpec, read_spec
 from remnant.cli import parser
 from remnant.data import load
 from remnant.errors import LONGEST, InputError, RemnantError, brief, cut, expected
