@@ -9,8 +9,8 @@ import shutil
 import string
 from pathlib import Path
 
-from remnant.cli.spec import AuditSpec, Privacy
 from remnant.cli import parser
+from remnant.cli.spec import AuditSpec, Privacy
 
 GARBAGE = (2,)
 MAYBE = (0, 2)  # what is still valid, or is read without being believed

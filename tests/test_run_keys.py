@@ -11,11 +11,11 @@ from torch import nn
 from remnant.attacks import ATTACKS
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.api import hash_examples, hash_model, key_of
-from remnant.cli.spec import check_spec
 from remnant.bounds import Ledger
 from remnant.cli import main, parser
 from remnant.cli.cases import read_case
 from remnant.cli.reconstruct import DECIDE
+from remnant.cli.spec import check_spec
 from remnant.cli.target import read_target
 from remnant.data import load
 from remnant.errors import StoreError

@@ -11,13 +11,12 @@ from remnant.cli.common import (
     DONE,
     add_verb,
     bars,
-    default_directory,
     prepare,
     print_json,
     print_line,
     print_place,
+    run_of,
     say,
-    taking_back,
 )
 from remnant.cli.flags import add_flag, add_spec, given
 from remnant.cli.spec import AuditSpec, check_spec, read_spec
@@ -52,30 +51,24 @@ def run(arguments: argparse.Namespace) -> int:
     spec = read(arguments)
     prepare(arguments)
     from remnant.auditing.run import Plan, run_audit
-    from remnant.store import open_run
+    from remnant.report.page import read_bundle
 
     with bars(arguments.quiet):
         case, hashes = read_case(spec)
         record = {"verb": "audit", "spec": spec.model_dump(mode="json"), **hashes}
-        stored = open_run(arguments.out or default_directory(record), record)
-        if stored.finished:
-            from remnant.report.page import read_bundle
-
-            result, _ = read_bundle(stored.path, images=False)
-        else:
-            plan = Plan(
-                attacks=spec.attacks,
-                targets=spec.targets,
-                settings=spec.settings,
-                threshold=spec.threshold,
-                seed=spec.seed,
-                budget=spec.budget,
-                images=spec.images,
-                redacted=spec.redact,
-                command=arguments.command,
-            )
-            with taking_back(stored):
-                result = run_audit(case, plan, stored)
+        plan = Plan(
+            attacks=spec.attacks,
+            targets=spec.targets,
+            settings=spec.settings,
+            threshold=spec.threshold,
+            seed=spec.seed,
+            budget=spec.budget,
+            images=spec.images,
+            redacted=spec.redact,
+            command=arguments.command,
+        )
+        stored = run_of(arguments, record, lambda run: run_audit(case, plan, run))
+        result, _ = read_bundle(stored.path, images=False)
     show(result, stored, arguments)
     codes = {"exposed": EXPOSED, "inconclusive": INCONCLUSIVE}
     return codes.get(result.verdict, DONE) if arguments.gate else DONE

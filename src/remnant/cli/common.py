@@ -172,17 +172,24 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-@contextmanager
-def taking_back(stored: Run) -> Iterator[None]:
-    """A run that was refused before anything came of it leaves no directory behind, so that the
-    mended command finds its place free."""
-    from remnant.store import discard
+def run_of(
+    arguments: argparse.Namespace, spec: Mapping[str, Any], work: Callable[[Run], object]
+) -> Run:
+    """The run of this spec, where the flags say: one that was done before, or by `work` now.
 
-    try:
-        yield
-    except (Exception, SystemExit):  # a user's module may call sys.exit
-        discard(stored)
-        raise
+    If it is refused before anything came of it, it leaves no directory behind, so that the mended
+    command finds its place free.
+    """
+    from remnant.store import discard, open_run
+
+    stored = open_run(arguments.out or default_directory(spec), spec)
+    if not stored.finished:
+        try:
+            work(stored)
+        except (Exception, SystemExit):  # a user's module may call sys.exit
+            discard(stored)
+            raise
+    return stored
 
 
 @contextmanager

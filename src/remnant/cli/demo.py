@@ -7,15 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.common import (
-    COMMON,
-    DONE,
-    add_verb,
-    bars,
-    default_directory,
-    prepare,
-    taking_back,
-)
+from remnant.cli.common import COMMON, DONE, add_verb, bars, prepare, run_of
 from remnant.cli.flags import add_flags, given
 
 # Fields of `experiments.demo.Demo`, whose defaults live there; here, so that --help needs no torch.
@@ -56,17 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     prepare(arguments)
     from remnant.cli.show import show_finding
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
-    from remnant.store import open_run, read_finding
 
     demo = Demo(seed=arguments.seed, **given(arguments, FLAGS))
     with bars(arguments.quiet):
         sides = divide(demo, arguments.data_dir)
         spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data_hash(sides)}
-        stored = open_run(arguments.out or default_directory(spec), spec)
-        if stored.finished:
-            finding = read_finding(stored)
-        else:
-            with taking_back(stored):
-                finding = run_demo(demo, sides, stored, device=arguments.device)
-    show_finding(finding, stored, arguments)
+        stored = run_of(
+            arguments, spec, lambda run: run_demo(demo, sides, run, device=arguments.device)
+        )
+    show_finding(stored, arguments)
     return DONE

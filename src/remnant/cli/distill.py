@@ -11,13 +11,12 @@ from remnant.cli.common import (
     DONE,
     add_verb,
     bars,
-    default_directory,
     prepare,
     print_json,
     print_line,
     print_place,
     print_table,
-    taking_back,
+    run_of,
 )
 from remnant.cli.flags import add_flags, given
 from remnant.errors import InputError, expected
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         run_table,
         scene_spec,
     )
-    from remnant.store import open_run, read_json
+    from remnant.store import read_json
 
     told = given(arguments, FLAGS | OWN[arguments.method])
     if told.get("task") == "none":
@@ -110,13 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
         spec = scene_spec(scene, examples)
         if table:
             spec |= {"verb": "distill-table", "seeds": arguments.seeds}
-        stored = open_run(arguments.out or default_directory(spec), spec)
-        if not stored.finished:
-            with taking_back(stored):
-                if table:
-                    run_table(scene, examples, stored, seeds=arguments.seeds)
-                else:
-                    run_scene(scene, divide(scene, examples), stored)
+            stored = run_of(
+                arguments, spec, lambda run: run_table(scene, examples, run, seeds=arguments.seeds)
+            )
+        else:
+            stored = run_of(
+                arguments, spec, lambda run: run_scene(scene, divide(scene, examples), run)
+            )
     show(read_json(stored, RESULT_FILE), scene.records, stored, arguments)
     return DONE
 

@@ -62,10 +62,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Also where a flag is missing since another one was misspelt."""
-        known = self._option_string_actions
-        flags = [word.split("=")[0] for word in self._words if word.startswith("--")]
+        known = [flag.removeprefix("--") for flag in self._option_string_actions]
+        flags = [word[2:].split("=")[0] for word in self._words if word.startswith("--")]
         hints = [did_you_mean(flag, known) for flag in flags if flag not in known]
-        hint = next((f" {words}" for words in hints if words), "")
+        hint = next((words.replace("mean ", "mean --") for words in hints if words), "")
+        hint = f" {hint}" if hint else ""
         raise InputError(f"{message};{hint} see {self.prog} --help")
 
 

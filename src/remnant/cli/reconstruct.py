@@ -11,16 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from remnant.cli.common import (
-    DONE,
-    add_place,
-    add_verb,
-    bars,
-    default_directory,
-    place,
-    prepare,
-    taking_back,
-)
+from remnant.cli.common import DONE, add_place, add_verb, bars, place, prepare, run_of
 from remnant.cli.flags import Parser, add_settings, add_spec, given
 from remnant.cli.spec import AttackSpec, checked
 from remnant.cli.target import read_linear_target, read_target
@@ -67,14 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from remnant.attacks.made import make_attack
     from remnant.auditing import without_truth
     from remnant.cli.show import show_finding, show_record
-    from remnant.store import (
-        finish,
-        keeping_states,
-        open_run,
-        read_finding,
-        write_candidates,
-        write_finding,
-    )
+    from remnant.store import finish, keeping_states, write_candidates, write_finding
 
     with bars(arguments.quiet):
         attack = make_attack(arguments.attack, given(arguments, arguments.settings))
@@ -83,23 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
         linear = "coefficients" in fields
         target, hashes = (read_linear_target if linear else read_target)(told)
         spec = run_spec(arguments, attack, told, target) | hashes
-        stored = open_run(arguments.out or default_directory(spec), spec)
-        if stored.finished:
-            finding = read_finding(stored)
-        else:
+
+        def work(stored: Run) -> None:
             generator = torch.Generator().manual_seed(arguments.seed)
-            with (
-                taking_back(stored),
-                keeping_states(stored),
-                spreading_shadows(stored, arguments),
-            ):
-                candidates = attack(target, generator=generator)
-                finding = without_truth(candidates, attack=arguments.attack)
-                write_candidates(stored, candidates)
-                write_sheet(stored, candidates, arguments.attack)
-                write_finding(stored, finding)
+            with keeping_states(stored), spreading_shadows(stored, arguments):
+                found = attack(target, generator=generator)
+                write_candidates(stored, found)
+                write_sheet(stored, found, arguments.attack)
+                write_finding(stored, without_truth(found, attack=arguments.attack))
                 finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
-    show_finding(finding, stored, arguments)
+
+        stored = run_of(arguments, spec, work)
+    show_finding(stored, arguments)
     if linear:
         show_record(target, stored, arguments)
     return DONE

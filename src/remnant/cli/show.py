@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remnant.cli.common import print_line, print_place, print_table
-from remnant.store import Run
+from remnant.store import Run, read_finding
 from remnant.types import Finding, Target
 
 NULL_NAMES = {
@@ -20,8 +20,9 @@ NULL_NAMES = {
 FILES = ("sheet.png", "curve.png", "spectrum.png", "finding.json", "candidates.safetensors")
 
 
-def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> None:
-    """Print it, unless --quiet."""
+def show_finding(run: Run, arguments: argparse.Namespace) -> None:
+    """Print what the run found, unless --quiet."""
+    finding = read_finding(run)
     if arguments.json:
         print(finding.to_json(), end="")
         return

@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from remnant.errors import InputError, brief, cut, did_you_mean, expected
 
@@ -57,12 +58,11 @@ def numbers(value: Any) -> Any:
 
 def attack_name(name: str) -> str:
     """A name of the table of attacks."""
-    from remnant.attacks.made import kind_of
+    from remnant.attacks import ATTACKS
 
-    try:
-        kind_of(name)
-    except InputError as error:
-        raise ValueError(str(error).partition("expected ")[2]) from None
+    if name not in ATTACKS:
+        known = {"known": ", ".join(ATTACKS), "hint": did_you_mean(name, ATTACKS)}
+        raise PydanticCustomError("attack", "one of {known}", known)
     return name
 
 
@@ -281,7 +281,8 @@ def _faults(error: ValidationError, kind: type[TargetSpec]) -> list[str]:
 def _fault(fault: Any, place: str) -> str:
     if fault["type"] == "missing":
         return f"{place}: expected a value, got none"
-    return f"{cut(place, 100)}: expected {_wanted(fault['msg'])}, got {brief(fault['input'])}"
+    hint = fault.get("ctx", {}).get("hint", "")
+    return expected(cut(place, 100), _wanted(fault["msg"]), brief(fault["input"]), hint)
 
 
 def _wanted(message: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,14 @@ from remnant.cli.common import (
     add_place,
     add_verb,
     bars,
-    default_directory,
     place,
     prepare,
     print_json,
     print_line,
     print_place,
     print_table,
+    run_of,
     say,
-    taking_back,
 )
 from remnant.cli.spec import check_spec, read_fields
 from remnant.errors import InputError, brief, did_you_mean, expected
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from remnant.store import Run
     from remnant.sweep.search import Search
     from remnant.types import Target
-
-    Done = tuple[list[dict[str, Any]], Run]
 
 FILES = ("table.csv", "rows.jsonl", "figure.png", "run.json")
 COUNTS = ("complete", "failed", "pruned", "unfinished", "elsewhere")  # of a search's trials
@@ -64,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.storage is not None:
             raise InputError(expected("--storage", "a spec with search:", "a grid"))
         if "data" in values:
-            rows, stored = run_audits(values, on, arguments)
+            stored = run_audits(values, on, arguments)
         else:
-            rows, stored = run_attacks(values, on, arguments)
-    show_rows(rows, stored, arguments)
+            stored = run_attacks(values, on, arguments)
+    show_rows(stored, arguments)
     return DONE
 
 
-def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Done:
+def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
     from remnant.cli.cases import read_case
     from remnant.sweep.grid import case_key, expand, sweep_audits
 
@@ -85,13 +82,13 @@ def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Na
         points.append(point)
         specs.append({"spec": written, "case": key, "hashes": hashes[key]})
 
-    def work(stored: Run) -> list[dict[str, Any]]:
-        return sweep_audits(points, specs, cases, run=stored, on=on)
+    def work(stored: Run) -> None:
+        sweep_audits(points, specs, cases, run=stored, on=on)
 
-    return rows_of(points, specs, work, arguments)
+    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
 
 
-def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Done:
+def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
     """Without data there is no truth: what an adversary can see of each cell."""
     from remnant.sweep.grid import case_key, expand, sweep_attacks
 
@@ -113,28 +110,10 @@ def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.N
     ]
     points = [point for point, _ in cells]
 
-    def work(stored: Run) -> list[dict[str, Any]]:
-        return sweep_attacks(points, specs, target, run=stored, on=on)
+    def work(stored: Run) -> None:
+        sweep_attacks(points, specs, target, run=stored, on=on)
 
-    return rows_of(points, specs, work, arguments)
-
-
-def rows_of(
-    points: list[dict[str, Any]],
-    specs: list[dict[str, Any]],
-    work: Callable[[Run], list[dict[str, Any]]],
-    arguments: argparse.Namespace,
-) -> Done:
-    """The rows of a grid: those that are there, or what `work` makes of it."""
-    from remnant.store import open_run
-    from remnant.sweep.table import read_rows
-
-    record = {"verb": "sweep", "points": points, "specs": specs}
-    stored = open_run(arguments.out or default_directory(record), record)
-    if stored.finished:
-        return read_rows(stored), stored
-    with taking_back(stored):
-        return work(stored), stored
+    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
 
 
 def without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:
@@ -165,7 +144,7 @@ def run_search(
     from remnant.auditing.assess import without_truth as as_finding
     from remnant.cli.reconstruct import write_sheet
     from remnant.cli.show import show_finding
-    from remnant.store import finish, open_run, read_finding, write_candidates, write_finding
+    from remnant.store import finish, read_finding, write_candidates, write_finding
     from remnant.sweep.search import search, search_spec
     from remnant.sweep.trials import storage_in
 
@@ -173,13 +152,9 @@ def run_search(
     storage = storage_in(Path.cwd() if arguments.storage else arguments.spec.parent,
                          arguments.storage or storage)  # fmt: skip
     target, hashes = read_blind(without_truth(values, str(arguments.spec)))
-    spec = search_spec(how, hashes)
-    stored = open_run(arguments.out or default_directory(spec), spec)
-    if stored.finished:
-        finding = read_finding(stored)
-    else:
-        with taking_back(stored):
-            found = search(target, how, hashes, run=stored, on=on, storage=storage)
+
+    def work(stored: Run) -> None:
+        found = search(target, how, hashes, run=stored, on=on, storage=storage)
         finding = as_finding(found.best, attack=how.attack)
         finding = replace(finding, figures={**finding.figures, "search": found.disclosed})
         write_candidates(stored, found.best)
@@ -187,8 +162,10 @@ def run_search(
         write_finding(stored, finding)
         timings = {"trials": round(found.seconds, 3)}
         finish(stored, seeds={"seed": how.seed}, hashes=hashes, timings=timings)
-    show_search(finding.figures["search"], arguments)
-    show_finding(finding, stored, arguments)
+
+    stored = run_of(arguments, search_spec(how, hashes), work)
+    show_search(read_finding(stored).figures["search"], arguments)
+    show_finding(stored, arguments)
     return DONE
 
 
@@ -230,8 +207,11 @@ def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> 
         say(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
 
 
-def show_rows(rows: list[dict[str, Any]], stored: Run, arguments: argparse.Namespace) -> None:
+def show_rows(stored: Run, arguments: argparse.Namespace) -> None:
     """A table of the rows, or all their fields as JSON."""
+    from remnant.sweep.table import read_rows
+
+    rows = read_rows(stored)
     if arguments.json:
         print_json(rows)
     if arguments.json or arguments.quiet:
