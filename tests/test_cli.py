@@ -204,6 +204,7 @@ def test_bad_weights_are_one_line(tmp_path, capsys, kind, words):
         (["study", "onion", "nope"], "nope; see remnant study onion --help"),
         (["--nope", "runs"], "--nope; see remnant --help"),
         (["frobnicate"], "frobnicate"),
+        (["bound", "--noise=--", "--steps=2"], "--noise: expected a value, got --"),
         (["adit"], "did you mean audit?"),
         (["demo", "--recrods", "3"], "did you mean --records? see remnant demo --help"),
         (["reconstruct", "nkt"], "did you mean ntk?"),

@@ -60,6 +60,12 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(value, map(str, action.choices or ()))
             raise argparse.ArgumentError(action, f"{error.message}; {hint}".rstrip("; ")) from None
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """argparse would make an empty list of `--flag=--`."""
+        if action.option_strings and "--" in arg_strings:
+            raise argparse.ArgumentError(action, "expected a value, got --")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         """Also where a flag is missing since another one was misspelt."""
         known = [flag.removeprefix("--") for flag in self._option_string_actions]
