@@ -21,6 +21,7 @@ from remnant.solvers.layers import Pair, first_pair
 from remnant.types import Candidates, Examples, Target
 
 HELD = ("model", "records", "public", "mean", "std", "bounds", "shape")  # what most may hold
+SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
 LINEAR = "it is a linear model, without hidden layers"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remnant.attacks.about import About, Cost, LeaveOne, Scene, setting
+from remnant.attacks.about import SMALL, About, Cost, LeaveOne, Scene, setting
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
@@ -33,7 +33,6 @@ UNCHECKED = "no equation over to check this: right if one record is unknown, the
 SAFETY = 3.0  # times the predicted error is stated: a prediction is an order of magnitude
 LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
 REFITS = 3  # records left out in turn that are looked for through the solver, if need be
-SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
 
 
 def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Target:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, LeaveOne, Scene, setting
+from remnant.attacks.about import HELD, LINEAR, SMALL, About, Cost, LeaveOne, Scene, setting
 from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
@@ -31,7 +31,6 @@ from remnant.types import Candidates, Examples, Knowledge, Status, Target
 
 Method = Literal["replay", "ridge", "reconn"]
 METHODS: tuple[Method, ...] = ("replay", "ridge", "reconn")
-SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
 
 
 def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Target:
