@@ -59,8 +59,8 @@ def make_good(path):
     (path / "audit.yaml").write_text("".join(lines) + short)
     search = "search: {attack: kkt, trials: 1, settings: {steps: 2, starts: 2, candidates: 4}}\n"
     (path / "search.yaml").write_text(lines[0] + "shape: 1x8x8\nrecords: 3\n" + search)
-    for verb in ("audit", "preflight"):
-        assert main([verb, f"{path / 'audit.yaml'}", "--quiet", f"--out={path / 'audited'}"]) == 0
+    assert main(["audit", f"{path / 'audit.yaml'}", "--quiet", f"--out={path / 'audited'}"]) == 0
+    assert main(["preflight", f"{path / 'audit.yaml'}", "--quiet"]) == 0
     assert main(["sweep", f"{path / 'search.yaml'}", "--quiet", f"--out={path / 'searched'}"]) == 0
     assert main(["report", f"{path / 'audited'}", "--quiet", f"--out={path / 'page'}"]) == 0
     return path
@@ -76,7 +76,7 @@ def start(case, good, place):
         path.parent.mkdir(parents=True, exist_ok=True)
         content(path) if callable(content) else path.write_bytes(content)
     words = [w.replace("{dir}", str(place / "case")).replace("{good}", str(good)) for w in argv]
-    if "--out" not in " ".join(words) and words[:1] != ["runs"]:
+    if "--out" not in " ".join(words) and words[:1] not in (["runs"], ["preflight"]):
         words += ["--out", str(place / "found")]
     sys.stdout.flush()
     sys.stderr.flush()

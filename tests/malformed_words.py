@@ -9,8 +9,8 @@ import shutil
 import string
 from pathlib import Path
 
-from remnant.auditing.spec import AuditSpec, Privacy
 from remnant.cli import parser
+from remnant.cli.spec import AuditSpec, Privacy
 
 GARBAGE = (2,)
 MAYBE = (0, 2)  # what is still valid, or is read without being believed
@@ -144,9 +144,10 @@ def options(verb):
     """The options of a verb that take a value."""
     found = parser()
     for word in verb.split():
-        groups = [a for a in found._actions if isinstance(a, argparse._SubParsersAction)]
+        actions = found.filled()._actions
+        groups = [a for a in actions if isinstance(a, argparse._SubParsersAction)]
         found = groups[0].choices[word]
-    return [a for a in found._actions if a.option_strings and a.nargs != 0]
+    return [a for a in found.filled()._actions if a.option_strings and a.nargs != 0]
 
 
 def of_flags(rng):

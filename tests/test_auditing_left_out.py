@@ -8,12 +8,11 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from remnant.attacks import GLM
+from remnant.attacks import GLM, Informed
 from remnant.auditing import Case, Plan, assess, audit, preflight
-from remnant.auditing.adversaries import ADVERSARIES
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.fitting import fit_of_records, margins
-from remnant.auditing.left_out import chosen_rows, twin_of_linear
+from remnant.auditing.left_out import chosen_rows, rows_left_out
 from remnant.auditing.run import play
 from remnant.data import load, split
 from remnant.errors import InputError
@@ -122,11 +121,11 @@ def test_preflight_tells_the_cost_of_every_record_that_is_left_out():
 def test_mini_batches_leave_out_the_last_record_alone():
     recipe = SGD(lr=0.1, epochs=2, batch_size=5)
     case = case_of(replayable(recipe))
-    rows = ADVERSARIES["informed"].rows
-    assert rows(case, None, 3, 0) == [19]
-    assert rows(case, (DIGITS.train.ids[19],), 3, 0) == [19]
+    leave = Informed.about.leave_one
+    assert rows_left_out(case, leave, None, 0) == [19]
+    assert rows_left_out(case, leave, (DIGITS.train.ids[19],), 0) == [19]
     with pytest.raises(InputError, match="the last record alone"):
-        rows(case, (DIGITS.train.ids[0],), 3, 0)
+        rows_left_out(case, leave, (DIGITS.train.ids[0],), 0)
     settings = {"informed": {**QUICK["informed"], "order_seed": 4}}
     result = audited(replayable(recipe), DIGITS, attacks=("informed",), settings=settings)
     assert [row["id"] for row in result.exposed] == [DIGITS.train.ids[19]]
@@ -194,7 +193,8 @@ def test_the_twin_of_a_linear_model_leaks(tmp_path, estimator, labels):
     target = linear(estimator)
     held = {name: standard(getattr(CANCER, name)) for name in ("holdout", "public")}
     case = Case(target=target, truth=standard(CANCER.train), loss="mse", **held)
-    twin, strangers = twin_of_linear(case, GLM(), seeded())
+    strangers = case.strangers
+    twin = GLM().twin(case.scene, strangers, seeded())
     swapped = replace(case, target=twin, truth=strangers, holdout=case.truth, public=case.truth)
     run = open_run(tmp_path / "run", {})
     found = play(swapped, "glm", GLM(), Plan(targets=20), run)

@@ -1,11 +1,15 @@
 """What verbs share: tables and progress, where there is a terminal and where not."""
 
 import io
+import shlex
+import shutil
+import subprocess
 import threading
 
 import pytest
 from rich.table import Table
 
+from remnant.cli import main
 from remnant.cli.common import bars, console
 from remnant.progress import task
 
@@ -64,3 +68,18 @@ def test_quiet_starts_nothing_that_could_tell(monkeypatch):
     with bars(quiet=False):
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [("de", "demo"), ("runs rem", "remove"), ("reconstruct ntk --ini", "--initial"), ("x --", "")],
+)
+def test_a_shell_completes_verbs_and_flags(capsys, typed, wanted):
+    assert main(["completion", "bash"]) == 0
+    words = " ".join(shlex.quote(word) for word in ("remnant", *typed.split()))
+    last = len(typed.split())
+    asked = f'COMP_WORDS=({words}); COMP_CWORD={last}; _remnant; echo "${{COMPREPLY[@]}}"'
+    script = capsys.readouterr().out + asked
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert wanted in done.stdout.split() or (not wanted and "--version" in done.stdout)

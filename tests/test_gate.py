@@ -63,14 +63,15 @@ def folder(tmp_path):
 def words(folder, verb="audit", *more):
     files = {"weights": "after.pt", "initial": "before.pt", "data": "train.npz"}
     flags = [f"--{k}={folder / v}" for k, v in (files | {"holdout": "test.npz"}).items()]
-    flags += ["--attacks=ntk", f"--model={folder / 'net.py'}:Net", *more]
-    return [verb, *flags] + (["--gate"] if verb == "audit" else [])
+    flags += ["--attacks=ntk", f"--model={folder / 'net.py'}:Net"]
+    flags += ["--gate", f"--out={folder / 'out'}"] if verb == "audit" else []
+    return [verb, *flags, *more]
 
 
 def refused(folder, capsys, body, method="", verb="audit"):
     text = NET.format(body=body.replace("\n", "\n        "), method=method)
     (folder / "net.py").write_text(text)
-    assert main(words(folder, verb, f"--out={folder / 'out'}")) == 2
+    assert main(words(folder, verb)) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert not (folder / "out").exists()  # nothing stands in the mended model's way

@@ -33,7 +33,7 @@ from malformed_files import (
     saved,
     tensors,
 )
-from remnant.auditing.adversaries import make_attack
+from remnant.attacks.made import make_attack
 from remnant.cli import main
 from remnant.errors import InputError
 

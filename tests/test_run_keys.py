@@ -1,6 +1,5 @@
 """A run is found again by all that decides its result, and removed with nothing of the user's."""
 
-import argparse
 import json
 from dataclasses import fields, replace
 
@@ -12,11 +11,11 @@ from torch import nn
 from remnant.attacks import ATTACKS
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.api import hash_examples, hash_model, key_of
-from remnant.auditing.spec import check_spec
 from remnant.bounds import Ledger
-from remnant.cli import main
+from remnant.cli import main, parser
 from remnant.cli.cases import read_case
-from remnant.cli.reconstruct import ADVERSARIES, SPEC
+from remnant.cli.reconstruct import DECIDE
+from remnant.cli.spec import check_spec
 from remnant.cli.target import read_target
 from remnant.data import load
 from remnant.errors import StoreError
@@ -179,14 +178,15 @@ def test_every_flag_of_a_reconstruction_is_in_its_spec():
         "weights", "initial", "gradient", "known", "recipe", "public", "mean", "std",
         "coefficients",
     }  # fmt: skip
-    decided = {*SPEC, *hashed, "shape", "bounds", "seed"}
+    decided = {*DECIDE, *hashed, "shape", "bounds", "seed"}
     # Data is hashed wherever it was found, and fleets are the same wherever they are trained.
-    nothing = {"help", "data_dir", "jobs", "on", "fleets"}
-    for name, adversary in ADVERSARIES.items():
-        parser = argparse.ArgumentParser()
-        adversary.flags(parser)
+    nothing = {"help", "data_dir", "jobs", "on", "fleets", "out", "quiet", "json", "threads"}
+    verbs = parser()._subparsers._group_actions[0].choices
+    attacks = verbs["reconstruct"].filled()._subparsers._group_actions[0].choices
+    assert list(attacks) == list(ATTACKS)
+    for name, verb in attacks.items():
         own = {field.name for field in fields(ATTACKS[name])}
-        assert {action.dest for action in parser._actions} <= decided | own | nothing
+        assert {action.dest for action in verb._actions} <= decided | own | nothing
 
 
 FACTORY = """
@@ -207,7 +207,7 @@ def test_a_models_own_file_is_hashed_wherever_a_target_is_read(folder):
     for kind in ("ReLU", "ELU"):
         (folder / "net.py").write_text(FACTORY.format(kind))
         checked = check_spec(spec, "audit")
-        found += [read_case(checked)[1], read_target(argparse.Namespace(**dict(checked)))[1]]
+        found += [read_case(checked)[1], read_target(checked)[1]]
     assert len({hashes["model_file"] for hashes in found}) == 2
     assert found[0] == {**found[2], "model_file": found[0]["model_file"]}
     assert found[1] == {**found[3], "model_file": found[1]["model_file"]}

@@ -17,6 +17,8 @@ import safetensors.torch
 import torch
 
 import remnant.sweep
+from remnant.attacks import ATTACKS
+from remnant.attacks.made import check_names, make_attack
 from remnant.data import load
 from remnant.errors import InputError, StoreError
 from remnant.models import build
@@ -33,7 +35,7 @@ from remnant.sweep.search import (
     search_spec,
     with_count,
 )
-from remnant.sweep.spaces import ATTACKS, PAPERS, attack_with, fields_of, read_space
+from remnant.sweep.spaces import read_space
 from remnant.sweep.trials import JOURNAL, open_study, storage_in
 from remnant.training import GradientDescent, train
 from remnant.types import Knowledge, Scaling, Target
@@ -58,7 +60,7 @@ def test_a_search_discloses_every_trial(here):
     assert disclosed["failed"] == disclosed["pruned"] == disclosed["unfinished"] == 0
     rows = disclosed["rows"]
     assert [row["number"] for row in rows] == list(range(24))
-    assert all(set(row["settings"]) == set(PAPERS["kkt"].axes) for row in rows)
+    assert all(set(row["settings"]) == set(read_space("kkt", "papers").axes) for row in rows)
     values = [*(row["value"] for row in rows), disclosed["own_value"]]
     assert disclosed["chosen_value"] == min(values)
     best = disclosed["chosen"]
@@ -277,22 +279,23 @@ def test_a_search_cannot_see_the_truth(name):
 
 
 def test_named_spaces_are_of_fields_that_attacks_have():
-    assert {n: (a.low, a.high) for n, a in PAPERS["kkt"].axes.items()} == dict(RANGES)
-    assert [n for n, axis in PAPERS["kkt"].axes.items() if axis.log] == ["lr", "sigma"]
+    papers = read_space("kkt", "papers").axes
+    assert {n: (a.low, a.high) for n, a in papers.items()} == dict(RANGES)
+    assert [n for n, axis in papers.items() if axis.log] == ["lr", "sigma"]
     for attack in ATTACKS:
         space = read_space(attack, "default")
-        assert {*space.axes, *space.fixed} <= set(fields_of(attack))
-        attack_with(attack, space.fixed)
+        check_names(attack, space.axes)
+        make_attack(attack, space.fixed)
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"attack": "magic"}, "attack: expected one of glm"),
-        ({"space": "best"}, "space: expected papers, default or fields"),
+        ({"attack": "magic"}, "attack: expected one of ntk"),
+        ({"space": "best"}, "space best: expected one of default, papers"),
         ({"answer": "worst"}, "search: answer: expected pool or best, got 'worst'"),
         ({"attack": "ntk", "space": "papers"}, "space papers: expected one for kkt, got ntk"),
-        ({"space": {"speed": [1]}}, "field of kkt: expected one of preset"),
+        ({"space": {"speed": [1]}}, "settings of kkt: expected some of preset"),
         ({"space": {}}, "at least one field"),
         ({"space": 3}, "at least one field, got 3"),
         ({"space": {"lr": {"low": 2, "high": 1}}}, "low below high"),
@@ -301,8 +304,8 @@ def test_named_spaces_are_of_fields_that_attacks_have():
         ({"space": {"lr": {"from": 1}}}, "space of lr: expected a list"),
         ({"space": {"lr": 3}}, "space of lr: expected a list"),
         ({"space": {"lr": [[1]]}}, "choice: expected numbers"),
-        ({"settings": {"speed": 1}}, "field of kkt"),
-        ({"attack": ["x"]}, "attack: expected one of glm"),
+        ({"settings": {"speed": 1}}, "settings of kkt"),
+        ({"attack": ["x"]}, "attack: expected one of ntk"),
         ({"space": {"lr": {"low": "a", "high": 1}}}, "range: low: expected a number"),
         ({"space": {"starts": [4, 0]}}, "expected 1 or more, got 0"),
         ({"space": {"shadows": [-1]}, "attack": "informed"}, "shadows: expected 1 to 1000000"),

@@ -25,39 +25,11 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.models import save_weights
-from remnant.models.foreign import real_outputs
-from remnant.training import Loss, check_labels, loss_named
-from remnant.types import Examples, Weights
+from remnant.training.batch_gradient import batch_gradient as capture
+from remnant.training.batch_gradient import trained_parameters
+from remnant.types import Weights
 
-
-def capture(
-    model: nn.Module, loss: str | Loss, batch: Examples | tuple[Tensor, Tensor]
-) -> dict[str, Tensor]:
-    """The gradient of the loss over a batch at the model's weights, by parameter name.
-
-    loss: a name from remnant.training.LOSSES, or a function (outputs, labels) -> one number.
-    batch: inputs in the model's own scale and labels. The model's mode (training or evaluation),
-    its `requires_grad` flags and any gradients it holds stay as they are; frozen parameters are
-    left out, and parameters that the loss does not reach have gradient zero. A forward pass in
-    training mode still moves batch norm's running statistics, as it does in training.
-    """
-    inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Examples) else batch
-    if len(inputs) != len(labels) or not len(inputs):
-        got = f"{len(inputs)} inputs and {len(labels)} labels"
-        raise InputError(expected("batch", "one label an input, at least one", got))
-    trained = _trained(model)
-    with torch.enable_grad():
-        outputs = real_outputs(model(inputs), len(inputs), "model")
-        if isinstance(loss, str):
-            check_labels(loss, outputs, labels)
-        value = (loss_named(loss) if isinstance(loss, str) else loss)(outputs, labels)
-        if value.numel() != 1:
-            raise InputError(expected("loss", "one number", tuple(value.shape), "take its mean"))
-        found = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
-        for (name, parameter), gradient in zip(trained.items(), found, strict=True)
-    }
+__all__ = ["GradientHook", "capture", "capture_step", "save_gradient"]
 
 
 def save_gradient(path: str | os.PathLike[str], gradient: Weights) -> None:
@@ -77,7 +49,7 @@ def capture_step(model: nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
     do not matter. The block must not clear them (call zero_grad before it). Frozen parameters are
     left out. Nothing is written if the block raises.
     """
-    trained = _trained(model)
+    trained = trained_parameters(model)
     before = {name: p.grad.detach().clone() for name, p in trained.items() if p.grad is not None}
     yield
     if all(parameter.grad is None for parameter in trained.values()):
@@ -109,7 +81,7 @@ class GradientHook:
             raise InputError(expected("capture: step", "0 or more", step))
         self.path, self.step = path, step
         self.seen, self.written = 0, False
-        self._trained = _trained(model)
+        self._trained = trained_parameters(model)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not held & {id(parameter) for parameter in self._trained.values()}:
             raise InputError(
@@ -134,14 +106,6 @@ class GradientHook:
         trace: TracebackType | None,
     ) -> None:
         self.remove()
-
-
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        do = "set requires_grad on those that are trained"
-        raise InputError(expected("model", "parameters that are trained", "none", do))
-    return trained
 
 
 def _added(parameter: nn.Parameter, before: Tensor | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 480  # letters of a message: a few lines of a terminal, whatever a file put into it
@@ -44,6 +46,12 @@ def expected(what: str, wanted: object, got: object, do: str = "") -> str:
         parts = [cut(part, LONGEST // 4 - 10) for part in parts]
     sentence = f"{parts[0]}: expected {parts[1]}, got {parts[2]}"
     return f"{sentence}; {parts[3]}" if parts[3] else sentence
+
+
+def did_you_mean(got: object, known: Iterable[str]) -> str:
+    """What to do about a name that is none of those known: the nearest one, if any is near."""
+    near = get_close_matches(text_of(got)[:GOT], list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def text_of(value: object) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from remnant.attacks.about import SMALL, About, Cost, LeaveOne, Scene, setting
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
+from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
-from remnant.models.linear_files import LinearModel, Recipe
+from remnant.models.linear_estimators import from_estimator, recipe
+from remnant.models.linear_files import LinearModel, Recipe, linear_target
 from remnant.solvers.glm.closed_form import (
     Family,
     Fit,
@@ -22,11 +27,43 @@ from remnant.solvers.glm.closed_form import (
     rounding,
 )
 from remnant.solvers.glm.refit import refit
-from remnant.types import Candidates, Status, Target
+from remnant.types import Candidates, Examples, Status, Target
 
 UNCHECKED = "no equation over to check this: right if one record is unknown, the others exact"
 SAFETY = 3.0  # times the predicted error is stated: a prediction is an order of magnitude
 LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
+REFITS = 3  # records left out in turn that are looked for through the solver, if need be
+
+
+def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Target:
+    """The target of an adversary who knows these records and that one more was fitted.
+
+    The label is told only where nothing else could give the record: no intercept, no classes.
+    """
+    model = cast(LinearModel, target.model)
+    told = model.dense.bias is None and not model.classes
+    return linear_target(
+        model,
+        replace(known, inputs=known.inputs.flatten(1)),
+        records=len(known) + 1,
+        labels=label if told else None,
+        recipe=recipe(model) if model.solver and turn < REFITS else None,
+    )
+
+
+ABOUT = About(
+    summary="the one record of a linear model's training set that is not known",
+    example="--coefficients model.json --known others.npz",
+    title="The coefficients and every record but one",
+    holds="the coefficients, how they were fitted, and all training records but the one in "
+    "question",
+    defence="A linear model that converged gives any one record to whoever knows the others: fit "
+    "it with differential privacy, or keep the coefficients from them.",
+    needs=("coefficients", "known"),
+    takes=("records", "bounds", "label", "refit"),
+    leave_one=LeaveOne(most=100, target=all_but_one),
+    spaces={"default": Space(axes={"attempts": Range(low=1, high=16, integer=True)})},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +74,13 @@ class GLM:
     the same records; else, where Knowledge.recipe fits the model again, through the solver.
     """
 
-    weights: tuple[float, ...] | None = None  # the known records' sample weights, the missing last
-    trusted: float = 1e-2  # predicted relative error up to which a record counts as found
-    attempts: int = 4  # starts of the search through the solver, 0 for none
-    use_scaler: bool = True
+    about: ClassVar[About] = ABOUT
+    weights: tuple[float, ...] | None = setting(
+        None, "the known records' sample weights, the missing one's last", flag=False
+    )
+    trusted: float = setting(1e-2, "largest predicted relative error of a record that is found")
+    attempts: int = setting(4, "starts of the search through the solver")
+    use_scaler: bool = setting(True, "do not use the scaler's mean", flag="no-scaler")
 
     def __post_init__(self) -> None:
         if not self.trusted > 0 or self.attempts < 0:
@@ -60,6 +100,33 @@ class GLM:
             if doubtful and target.knowledge.recipe and self.attempts:
                 found = self.through_solver(target, case, found, generator)
         return self.conclude(target, case, found)
+
+    def why_not(self, scene: Scene) -> str | None:
+        if not scene.linear:
+            return "it is no linear model"
+        return "with one record there is none that is known" if scene.records < 2 else None
+
+    def cost(self, scene: Scene) -> Cost:
+        n, d = scene.records, math.prod(scene.target.input_shape)
+        return Cost(work=max(1e-8 * n * d * d, SMALL), memory=8.0 * 20 * n * d)
+
+    def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
+        """The same family and penalty, fitted by scikit-learn until it converged."""
+        from sklearn import linear_model as sk
+
+        model, n = cast(LinearModel, scene.target.model), len(strangers)
+        penalty = max(model.penalty, 1e-3) * (n if model.penalty_per == "record" else 1)
+        to_the_end: dict[str, Any] = {"solver": "newton-cholesky", "tol": 1e-12, "max_iter": 10_000}
+        if model.family == "linear":
+            made = sk.Ridge(alpha=penalty)
+        elif model.family == "poisson":
+            made = sk.PoissonRegressor(alpha=penalty / n, **to_the_end)
+        else:
+            made = sk.LogisticRegression(C=1 / penalty, **to_the_end)
+        inputs = model.scaling.to_model(strangers.inputs.double()).flatten(1)
+        made.fit(inputs.numpy(), np.asarray(strangers.labels))
+        twin = from_estimator(made, scaling=model.scaling)
+        return linear_target(twin, replace(strangers, inputs=strangers.inputs.flatten(1)))
 
     def sound(self, found: Found) -> bool:
         return found.error <= self.trusted and found.misfit <= LABEL_ROOM

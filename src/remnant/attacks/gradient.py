@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
 from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.outcome import (
     in_box,
@@ -18,6 +19,7 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
+from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.batch.graph_search import BatchSearch
@@ -37,10 +39,32 @@ from remnant.solvers.tensor.two_layer import (
     TwoLayer,
     tensor_attack,
 )
-from remnant.types import Candidates, Evidence, Status, Target
+from remnant.training.batch_gradient import batch_gradient
+from remnant.types import Candidates, Evidence, Examples, Status, Target
 
 Preset = Literal["exact", "paper", "matching"]
 PRESETS: tuple[Preset, ...] = ("exact", "paper", "matching")
+ABOUT = About(
+    summary="a batch from one gradient",
+    example="--model mlp:784-256-256-10 --weights sent.safetensors "
+    "--gradient update.safetensors --shape 1x28x28",
+    title="One gradient",
+    holds="the model and one gradient of a batch, as a federated client sends it",
+    defence="Clip and add noise to each gradient (differential privacy), or aggregate over so "
+    "many clients that the batch exceeds half the first layer's width.",
+    needs=("weights", "gradient"),
+    takes=(*HELD, "loss"),
+    missing="gradient",
+    stronger="give --gradient, what a client would send (remnant.capture), for federated training",
+    spaces={
+        "default": Space(
+            axes={
+                "walkers": Range(low=8, high=128, log=True, integer=True),
+                "patience": Range(low=2, high=12, integer=True),
+            }
+        )
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +79,14 @@ class Gradient:
     without a certificate.
     """
 
-    preset: Preset = "exact"
-    walkers: int = 32  # exact: points searched for at a time
-    patience: int = 5  # exact: rounds without a new record before giving up
-    source: Literal["head", "layer"] = "layer"  # paper: dL/da or dL/dW
-    norm: float | None = None  # paper: the inputs' common norm, None = from the moments
-    steps: int = 1000  # matching
-    restarts: int = 1  # matching
+    about: ClassVar[About] = ABOUT
+    preset: Preset = setting("exact", "exact, paper (002) or matching")
+    walkers: int = setting(32, "exact: points searched for at a time")
+    patience: int = setting(5, "exact: rounds without a new record before giving up")
+    source: Literal["head", "layer"] = setting("layer", "paper: dL/da (head) or dL/dW (layer)")
+    norm: float | None = setting(None, "paper: the inputs' common norm (default: from the moments)")
+    steps: int = setting(1000, "of matching")
+    restarts: int = setting(1, "of matching")
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -76,6 +101,24 @@ class Gradient:
             return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
         solve = {"exact": self.exact, "paper": self.paper, "matching": self.match}[self.preset]
         return solve(target, evidence, generator)
+
+    def why_not(self, scene: Scene) -> str | None:
+        if scene.linear:
+            return LINEAR
+        return "no gradient was given" if scene.target.knowledge.gradient is None else None
+
+    def cost(self, scene: Scene) -> Cost:
+        return graph_cost(scene, 6e3)
+
+    def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
+        """The gradient of other records at the same weights."""
+        target = scene.target
+        inputs = target.scaling.to_model(strangers.inputs.reshape(-1, *target.input_shape))
+        inputs = inputs.to(next(target.model.parameters()))  # tables may be in double precision
+        gradient = batch_gradient(target.model, scene.loss, (inputs, strangers.labels))
+        count = len(strangers)
+        held = replace(target.knowledge, gradient=gradient, labels=None, records=count)
+        return replace(target, knowledge=held)
 
     def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         pair = first_pair(target.model, after_convolutions=True)

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from remnant.attacks.about import HELD, LINEAR, SMALL, About, Cost, LeaveOne, Scene, setting
 from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
+from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
+from remnant.models import load_weights
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
@@ -19,13 +23,52 @@ from remnant.solvers.replay.errors import squared_errors
 from remnant.solvers.replay.observe import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
 from remnant.solvers.replay.ways import ReplaySettings
-from remnant.training.fleet import FixedStep, SharedRun, check_recipe, share
+from remnant.training import train
+from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
 from remnant.training.recipes import Adam, GradientDescent
 from remnant.training.shadows import Fleet, trained
-from remnant.types import Candidates, Examples, Status, Target
+from remnant.types import Candidates, Examples, Knowledge, Status, Target
 
 Method = Literal["replay", "ridge", "reconn"]
 METHODS: tuple[Method, ...] = ("replay", "ridge", "reconn")
+
+
+def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Target:
+    """The target of an adversary who knows these records and that one more was trained on."""
+    count = len(known) + 1
+    held = replace(target.knowledge, known=known, labels=None, records=count)
+    return replace(target, knowledge=held)
+
+
+def drawn_by_position(target: Target) -> bool:
+    """Mini-batches of a known order are replayed with the unknown record at the end of the data."""
+    recipe = target.knowledge.recipe
+    return isinstance(recipe, FixedStep) and batched(recipe)
+
+
+ABOUT = About(
+    summary="the records that are not known, by replaying the training of those that are",
+    example="--model mlp:784-10-10:elu --initial before.safetensors "
+    "--weights after.safetensors --recipe recipe.json --known others.npz",
+    title="The training run and every record but one",
+    holds="all training records but the one in question, the weights before and after, and how "
+    "the model was trained: the strongest adversary, whom differential privacy assumes",
+    defence="Train with differential privacy: nothing else bounds an adversary who knows all "
+    "other records. Replay fails where the initial weights or the order of batches are unknown.",
+    needs=("weights", "initial", "recipe"),
+    takes=(*HELD, "known", "labels"),
+    missing="recipe",
+    stronger="give --recipe, how it was trained, and --initial for the adversary who knows all "
+    "else",
+    shadows=True,
+    leave_one=LeaveOne(most=3, target=all_but_one, last_alone=drawn_by_position),
+    spaces={
+        "default": Space(
+            axes={"shadows": Range(low=500, high=8000, log=True, integer=True)},
+            fixed={"method": "ridge"},
+        )
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +83,18 @@ class Informed:
     they are all, as in an update of federated averaging.
     """
 
-    method: Method = "replay"
-    layers: tuple[str, ...] | None = None  # beginnings of parameter names, None = all are seen
-    probes: int = 0  # black box: logits on that many public inputs are seen, and no weights
-    order_seed: int | None = None  # of the generator that shuffled mini-batches
-    double: bool | None = (
-        None  # float64; None = where it is needed (logits, chosen layers, several records, Adam)
+    about: ClassVar[About] = ABOUT
+    method: Method = setting("replay", "replay, or ridge or reconn, which train shadow models")
+    layers: tuple[str, ...] | None = setting(
+        None, "what is seen: beginnings of parameter names, such as 3. (default: all)"
     )
-    restarts: int = 4  # replay without known records
-    shadows: int = 3500  # ridge, reconn: models to train, at most one for each public input
+    probes: int = setting(0, "black box: logits on so many public inputs are seen, no weights")
+    order_seed: int | None = setting(None, "of the generator that shuffled mini-batches")
+    double: bool | None = setting(
+        None, "float64 (default: for logits, chosen layers, several records and Adam)"
+    )
+    restarts: int = setting(4, "of replay without known records")
+    shadows: int = setting(3500, "of ridge and reconn: models to train")
     replaying: ReplaySettings = field(default_factory=ReplaySettings)
     network: RecoNN = field(default_factory=RecoNN)
 
@@ -63,6 +109,51 @@ class Informed:
         if self.method == "replay":
             return self.replay(target, generator)
         return self.learn(target, generator)
+
+    def why_not(self, scene: Scene) -> str | None:
+        target, known = scene.target, scene.records - 1
+        if scene.linear:
+            return LINEAR
+        if target.knowledge.recipe is None:
+            return "the training recipe was not given"
+        if scene.batch_norm:
+            return "batch norm: what a batch's own statistics did in training is not replayed"
+        if scene.regression:
+            return "labels are numbers, not classes: replay finds inputs, not targets"
+        if not known:
+            return "with one record there is none that is known"
+        stand_ins = Examples(
+            inputs=torch.zeros(known, *target.input_shape),
+            labels=torch.zeros(known, dtype=torch.long),
+            ids=tuple(map(str, range(known))),
+        )
+        return self.unmet(all_but_one(target, stand_ins, stand_ins.labels[:1], 0)) or None
+
+    def cost(self, scene: Scene) -> Cost:
+        """Some 100 evaluations through all steps and back, with kinks four times as many.
+
+        Of small batches memory sets the pace: a step costs as much as 200 records more would.
+        """
+        recipe, count = scene.target.knowledge.recipe, scene.parameters
+        steps = 0
+        if isinstance(recipe, FixedStep):
+            steps = len(rows_of(recipe, scene.records, torch.Generator()))
+        kinks = any(isinstance(m, nn.ReLU | nn.LeakyReLU) for m in scene.target.model.modules())
+        each = max(9 * (scene.records + 200) * count * 1e-9, SMALL)
+        memory = min(12.0 * count * steps, 2.0**30) + 40.0 * count
+        return Cost(work=(400 if kinks else 100) * steps * each, memory=memory)
+
+    def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
+        """The same run, by the same recipe from the same weights, on other records."""
+        target, known = scene.target, scene.target.knowledge
+        model = copy.deepcopy(target.model)
+        assert known.initial is not None
+        assert isinstance(known.recipe, FixedStep)
+        load_weights(model, dict(known.initial))
+        order = self.order()
+        trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
+        held = Knowledge(initial=trained.initial, recipe=known.recipe, loss=scene.loss)
+        return replace(target, model=trained.model, knowledge=held)
 
     def unmet(self, target: Target) -> str:
         """What the attack would need and does not have, in a sentence; empty if nothing."""

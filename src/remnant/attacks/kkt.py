@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, setting
 from remnant.attacks.outcome import model_box, nothing
+from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
@@ -17,13 +20,14 @@ from remnant.solvers.consensus import Clusters, came_back, cluster, enough
 from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, Positive, balanced_labels
 from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
 from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
-from remnant.solvers.kkt.paper import Descended, descend_on_pixels, drawn
+from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES, Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.rounds import Agreed, search_in_rounds
 from remnant.solvers.kkt.scale import scaled_to_box
 from remnant.solvers.kkt.search import Found
 from remnant.solvers.spans import Spectrum, count_in_noise
-from remnant.types import Candidates, Status, Target
+from remnant.training import DecayTime, train
+from remnant.types import Candidates, Examples, Knowledge, Status, Target
 
 Preset = Literal["default", "paper"]
 PRESETS: tuple[Preset, ...] = ("default", "paper")
@@ -33,6 +37,34 @@ UNBALANCED = 0.01
 # Per record 2 candidates: with as many as records, starts that fall together leave others unfound.
 PER_RECORD = 2
 SPARE_RANK = 1.25  # where the number of records is not known: too low a rank loses records
+ABOUT = About(
+    summary="records from the final weights alone",
+    example="--model mlp:784-300-300-10 --weights released.safetensors --records 50 "
+    "--shape 1x28x28",
+    title="The released weights alone",
+    holds="nothing but the released weights",
+    defence="Train with less weight decay, stop before a stationary point, or train with "
+    "differential privacy.",
+    takes=(*HELD, "loss"),
+    spaces={
+        "papers": Space(  # 004, appendix B: random search over the papers' own descent
+            axes={
+                name: Range(low=low, high=high, log=name in LOGARITHMIC)
+                for name, (low, high) in RANGES.items()
+            },
+            fixed={"preset": "paper"},
+        ),
+        "default": Space(
+            axes={
+                "range_weight": Range(low=3.0, high=30.0, log=True),
+                "whiten": Range(low=0.2, high=1.1),
+                "inner_rank": Choice((20, 40, 80)),
+                "lambda_min": Choice((0.0, 1e-3)),
+                "tv_weight": Choice((0.0, 1e-5, 1e-4)),
+            }
+        ),
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +76,30 @@ class KKT:
     paper: the papers' SGD on pixels with their random search, for any differentiable model.
     """
 
-    preset: Preset = "default"
-    objective: Objective | None = None  # None: from the known loss, or the number of outputs
-    candidates: int | None = None  # a start; None: twice the number of records
-    starts: int = 4  # default: independent sets of candidates
+    about: ClassVar[About] = ABOUT
+    preset: Preset = setting("default", "default or paper")
+    objective: Objective | None = setting(
+        None, "margin, soft or free (default: by the loss and the outputs)"
+    )
+    candidates: int | None = setting(None, "in each start (default: twice the records)")
+    starts: int = setting(4, "independent sets of candidates")
     rounds: int = 1  # default: more begin again at what the starts agree on
     refine: bool = False  # default: one more descent from all that the starts return
-    steps: int | None = None  # a round (1000), or a trial of the papers' descent (50000)
+    steps: int | None = setting(None, "of each start (default: 1000; paper: 50000)")
     optimiser: Optimiser = "adam"  # default
-    rank: int | None = None  # default: of the first dense layer; None: the number of records
-    inner_rank: int | None = 40  # default: of dense layers between; None: whole
-    lambda_min: float | None = None  # None: 0, or drawn by the paper's search
-    positive: Positive = "softplus"  # default: how a dual is kept above lambda_min
-    range_weight: float | None = None  # default: of a record's own signal; None: by objective
-    whiten: float | None = None  # default: power of the first layer's singular values
-    tv_weight: float = 0.0  # default: prior on neighbouring pixels
-    trials: int = 1  # paper: random draws of what is None below
-    lr: float | None = None  # paper
-    sigma: float | None = None  # paper: deviation of the first pixels
-    alpha: float | None = None  # paper: sharpness of the smoothed ReLU
+    rank: int | None = setting(None, "of the first dense layer (default: the records)")
+    inner_rank: int | None = setting(40, "of dense layers between")
+    lambda_min: float | None = setting(None, "smallest dual (default: 0; paper: drawn)")
+    positive: Positive = setting("softplus", "how a dual is kept above lambda_min")
+    range_weight: float | None = setting(
+        None, "of a record's own signal (default: by the objective)"
+    )
+    whiten: float | None = setting(None, "power of the first layer's singular values")
+    tv_weight: float = setting(0.0, "of a prior on neighbouring pixels")
+    trials: int = setting(1, "paper: random draws of what is not given below")
+    lr: float | None = setting(None, "of paper (default: drawn)")
+    sigma: float | None = setting(None, "paper: deviation of the first pixels (default: drawn)")
+    alpha: float | None = setting(None, "paper: sharpness of the smoothed ReLU (default: drawn)")
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -84,6 +121,27 @@ class KKT:
             reason = f"{layers}; --preset paper takes any model"
             return nothing(target, Status.NOT_APPLICABLE, reason)
         return self.solve(target, layers, generator)
+
+    def why_not(self, scene: Scene) -> str | None:
+        if scene.linear:
+            return LINEAR
+        norms = "batch norm: stationarity says nothing about the weights before it"
+        return norms if scene.batch_norm else None
+
+    def cost(self, scene: Scene) -> Cost:
+        n, count = scene.records, scene.parameters
+        return Cost(work=4 * 1000 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
+
+    def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
+        """Trained from fresh weights to stationarity with weight decay, the way that leaks."""
+        target, loss = scene.target, scene.loss
+        model = fresh_model(target.model, generator)
+        recipe = DecayTime(loss=loss, lr=0.5 if loss in ("ce", "bce") else 0.2)
+        trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
+        told = target.knowledge.labels is not None and not strangers.labels.is_floating_point()
+        labels = strangers.labels if told else None
+        held = Knowledge(records=len(strangers), loss=loss, labels=labels)
+        return replace(target, model=trained.model, knowledge=held)
 
     def solve(
         self, target: Target, layers: tuple[Layer, ...], generator: torch.Generator
@@ -346,3 +404,16 @@ def conclude_paper(
         },
         trace={"loss": run.trace},
     )
+
+
+def fresh_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A copy with new weights: uniform in +-1/sqrt(fan in), PyTorch's own law; norms as made."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            for parameter in module.parameters(recurse=False):
+                draws = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                with torch.no_grad():
+                    parameter.copy_((2 * draws - 1) * bound)
+    return twin

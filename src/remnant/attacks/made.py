@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from remnant.attacks import ATTACKS, Attack
-from remnant.errors import InputError, brief, expected
+from remnant.errors import InputError, brief, did_you_mean, expected
 
 MOST = 10**6  # steps, starts or candidates: more take months, or more memory than there is
 FROM_0 = ("probes", "attempts", "order_seed", "components")  # counts of which none is a choice
 LARGE = ("order_seed", "memory")  # whole numbers that are no counts
+
+
+def kind_of(name: Any) -> type[Attack]:
+    """The attack of that name, or an error that names those that there are."""
+    if not isinstance(name, str) or name not in ATTACKS:
+        wanted = f"one of {', '.join(ATTACKS)}"
+        raise InputError(expected("attack", wanted, brief(name), did_you_mean(name, ATTACKS)))
+    return ATTACKS[name]
+
+
+def check_names(name: str, settings: Iterable[Any]) -> None:
+    """Every name is a field of the attack."""
+    known = [field.name for field in fields(cast(Any, kind_of(name)))]
+    for one in settings:
+        if one not in known:
+            what, wanted = f"settings of {name}", f"some of {', '.join(known)}"
+            raise InputError(expected(what, wanted, brief(one), did_you_mean(one, known)))
 
 
 def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
@@ -22,9 +39,8 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
 
     A field that holds settings of its own is changed by a mapping: {replaying: {evaluations: 40}}.
     """
-    kind = ATTACKS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InputError(expected("attack", f"one of {', '.join(ATTACKS)}", brief(name)))
+    kind = kind_of(name)
+    check_names(name, settings)
     try:
         made = kind()
         inner = {
@@ -33,18 +49,15 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
             if isinstance(value, Mapping) and is_dataclass(getattr(made, key, None))
         }
         values = {**settings, **{key: vars(value) for key, value in inner.items()}}
-        kind(**{**settings, **inner})  # names
-        attack: Attack = TypeAdapter(kind).validate_python(values)  # types
+        attack: Attack = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         fault = error.errors()[0]
         what = f"settings of {name}: {'.'.join(map(str, fault['loc']))}"
         wanted = fault["msg"].removeprefix("Input should be ")
         raise InputError(expected(what, wanted, brief(fault["input"]))) from None
-    except TypeError:
-        has = ", ".join(f.name for f in fields(cast(Any, kind)))
-        raise InputError(
-            expected(f"settings of {name}", f"some of {has}", brief(dict(settings)))
-        ) from None
+    except TypeError:  # a name that settings inside the settings do not have
+        wanted = "fields that it has"
+        raise InputError(expected(f"settings of {name}", wanted, brief(dict(settings)))) from None
     check_ranges(name, attack)
     return attack
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
+from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.ntk_replay import replay_instead, why_no_replay
 from remnant.attacks.outcome import (
@@ -17,18 +19,46 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
+from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
+from remnant.models import load_weights
 from remnant.solvers.descent.paper import SHARPENED, descend
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.difference.ground import Search
+from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
-from remnant.types import Candidates, Evidence, Status, Target
+from remnant.training import GradientDescent, train
+from remnant.types import Candidates, Evidence, Examples, Knowledge, Status, Target
 
 Preset = Literal["auto", "exact", "paper", "projected"]
 PRESETS: tuple[Preset, ...] = ("auto", "exact", "paper", "projected")
 FOUND = (Status.COMPLETE, Status.PARTIAL)
+ABOUT = About(
+    summary="records from final and initial weights",
+    example="--model mlp:784-1024-1024-10 --initial before.safetensors "
+    "--weights after.safetensors --shape 1x28x28",
+    title="Weights before and after training",
+    holds="the released weights and the weights that training began with: a public model that "
+    "was fine-tuned, an earlier round of federated training, or a known random seed",
+    defence="Do not let the weights from before training out beside the final ones, or train with "
+    "differential privacy. Weight decay, mini-batches and storing weights as fp16 do not stop it.",
+    needs=("weights", "initial"),
+    takes=(*HELD, "recipe", "labels", "loss"),
+    missing="initial",
+    stronger="give --initial, the weights before training, if anyone else may have them",
+    counting={"preset": "exact", "patience": 1},
+    spaces={
+        "default": Space(
+            axes={
+                "features": Choice(("initial", "final")),
+                "steps": Range(low=200, high=1600, log=True, integer=True),
+            },
+            fixed={"preset": "projected"},
+        )
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +73,17 @@ class NTK:
     projected where the number of records is known.
     """
 
-    preset: Preset = "auto"
-    starts: int = 32  # exact: points searched for at a time, at the least; more of many records
-    iterations: int = 300  # exact: of each search
-    patience: int = 12  # exact: rounds without a new record before giving up
-    steps: int | None = None  # paper: 16000, projected: 400
-    features: Literal["initial", "final", "hybrid"] | None = (
-        None  # paper: final, projected: initial
+    about: ClassVar[About] = ABOUT
+    preset: Preset = setting("auto", "auto, exact, paper (000) or projected")
+    starts: int = setting(32, "exact: points searched for at a time, at the least")
+    iterations: int = setting(300, "exact: of each search")
+    patience: int = setting(12, "exact: rounds without a new record before giving up")
+    steps: int | None = setting(None, "of paper (default: 80000) or projected (default: 400)")
+    features: Literal["initial", "final", "hybrid"] | None = setting(
+        None, "of paper (default: final) and projected (default: initial)"
     )
-    runs: int = 4  # projected: independent starts
-    double: bool = False  # paper: float64
+    runs: int = setting(4, "projected: independent starts")
+    double: bool = setting(False, "paper: float64")
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -78,6 +109,27 @@ class NTK:
         if self.preset == "paper":
             return self.paper(target, evidence, generator)
         return self.project(target, evidence, generator)
+
+    def why_not(self, scene: Scene) -> str | None:
+        if scene.linear:
+            return LINEAR
+        if scene.target.knowledge.initial is None:
+            return "the weights before training were not given"
+        pair = first_pair(scene.target.model, after_convolutions=True)
+        return pair if isinstance(pair, str) else None
+
+    def cost(self, scene: Scene) -> Cost:
+        return graph_cost(scene, 2.5e4)
+
+    def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
+        """Trained from the same initial weights on other records, the way that leaks."""
+        target, model = scene.target, copy.deepcopy(scene.target.model)
+        assert target.knowledge.initial is not None
+        load_weights(model, dict(target.knowledge.initial))
+        recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=scene.loss, stop_loss=0.02)
+        trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
+        held = Knowledge(initial=trained.initial, records=len(strangers), loss=scene.loss)
+        return replace(target, model=trained.model, knowledge=held)
 
     def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         """By the layers' graph; what that does not solve may be a linearised network."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from remnant.attacks import Attack
+from remnant.attacks.about import Scene
 from remnant.bounds import Ledger
-from remnant.capturing import capture
 from remnant.data import draw
 from remnant.errors import DataError, InputError, expected
-from remnant.models import load_weights
-from remnant.training import DecayTime, GradientDescent, loss_named, train
-from remnant.types import Examples, Knowledge, Target
+from remnant.training import loss_named
+from remnant.types import Examples, Target
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,6 +58,16 @@ class Case:
             raise InputError(expected("audit: holdout or public", "other records", got, do))
 
     @property
+    def scene(self) -> Scene:
+        """What attacks are told beforehand: nothing of the records but their number and kind."""
+        return Scene(
+            target=self.target,
+            records=len(self.truth),
+            loss=self.loss,
+            regression=self.truth.labels.is_floating_point(),
+        )
+
+    @property
     def others(self) -> Examples:
         """Held-out and public records together; ids say which set each is from."""
         twice = torch.equal(self.holdout.inputs.flatten(1), self.public.inputs.flatten(1))
@@ -103,55 +109,3 @@ def _prints(examples: Examples) -> list[bytes]:
         low, high = examples.bounds
         rows = ((rows - low) / (high - low) * 127).round()
     return [row.tobytes() for row in rows.numpy()]
-
-
-def fresh_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """A copy with new weights: uniform in +-1/sqrt(fan in), PyTorch's own law; norms as made."""
-    twin = copy.deepcopy(model)
-    for module in twin.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            bound = 1 / math.sqrt(module.weight[0].numel())
-            for parameter in module.parameters(recurse=False):
-                draws = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
-                with torch.no_grad():
-                    parameter.copy_((2 * draws - 1) * bound)
-    return twin
-
-
-def twin_of_checkpoints(
-    case: Case, attack: Attack, generator: torch.Generator
-) -> tuple[Target, Examples]:
-    """Trained by us from the same initial weights on other records, so that it must leak."""
-    others = case.strangers
-    model = copy.deepcopy(case.target.model)
-    assert case.target.knowledge.initial is not None
-    load_weights(model, dict(case.target.knowledge.initial))
-    recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=case.loss, stop_loss=0.02)
-    trained = train(model, others, recipe, scaling=case.target.scaling, generator=generator)
-    knowledge = Knowledge(initial=trained.initial, records=len(others), loss=case.loss)
-    return replace(case.target, model=trained.model, knowledge=knowledge), others
-
-
-def twin_of_gradient(
-    case: Case, attack: Attack, generator: torch.Generator
-) -> tuple[Target, Examples]:
-    """The gradient of as many other records at the same weights."""
-    others = case.strangers
-    inputs = case.target.scaling.to_model(others.inputs.reshape(-1, *case.target.input_shape))
-    inputs = inputs.to(next(case.target.model.parameters()))  # tables may be in double precision
-    gradient = capture(case.target.model, case.loss, (inputs, others.labels))
-    known = replace(case.target.knowledge, gradient=gradient, labels=None, records=len(others))
-    return replace(case.target, knowledge=known), others
-
-
-def twin_of_weights(
-    case: Case, attack: Attack, generator: torch.Generator
-) -> tuple[Target, Examples]:
-    """Trained by us from fresh weights to stationarity with weight decay, the way that leaks."""
-    others = case.strangers
-    model = fresh_model(case.target.model, generator)
-    recipe = DecayTime(loss=case.loss, lr=0.5 if case.loss in ("ce", "bce") else 0.2)
-    trained = train(model, others, recipe, scaling=case.target.scaling, generator=generator)
-    told = case.target.knowledge.labels is not None and not others.labels.is_floating_point()
-    known = Knowledge(records=len(others), loss=case.loss, labels=others.labels if told else None)
-    return replace(case.target, model=trained.model, knowledge=known), others

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from remnant.auditing.adversaries import ADVERSARIES, make_attack
+from remnant.attacks import ATTACKS
+from remnant.attacks.made import kind_of, make_attack
 from remnant.auditing.case import Case
-from remnant.auditing.left_out import Targets
-from remnant.errors import InputError, expected
+from remnant.auditing.left_out import Targets, rows_left_out
 
 ROOM = 0.9  # of the memory that is free
 
@@ -28,23 +28,24 @@ def preflight(
     speed = billions_a_second()
     rows = []
     for name in chosen(attacks):
-        adversary = ADVERSARIES[name]
         attack = make_attack(name, (settings or {}).get(name, {}))
-        why_not, cost = adversary.why_not(case, attack), adversary.cost(case)
-        runs = len(adversary.rows(case, targets, adversary.most, 0)) if adversary.without else 1
+        about, leave = attack.about, attack.about.leave_one
+        why_not, cost = attack.why_not(case.scene), attack.cost(case.scene)
+        runs = 1 if leave is None else len(rows_left_out(case, leave, targets, 0))
+        lacking = about.missing and getattr(case.target.knowledge, about.missing) is None
         fits = cost.memory < ROOM * free_memory()
         if why_not is None and not fits:
             why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
         rows.append(
             {
                 "attack": name,
-                "title": adversary.title,
+                "title": about.title,
                 "applies": why_not is None,
                 "why": why_not or "applies",
                 # Two: the control takes as long as the attack.
                 "seconds": None if why_not else _rounded(2 * runs * cost.work / speed),
                 "megabytes": None if why_not else _rounded(cost.memory / 1e6),
-                "stronger": adversary.stronger(case),
+                "stronger": about.stronger if lacking and not case.scene.linear else None,
             }
         )
     return rows
@@ -53,9 +54,8 @@ def preflight(
 def chosen(attacks: Sequence[str] | None) -> list[str]:
     """The attacks asked for, or all; a name that is not in the table is refused."""
     for name in attacks or ():
-        if name not in ADVERSARIES:
-            raise InputError(expected("attacks", f"some of {', '.join(ADVERSARIES)}", repr(name)))
-    return list(dict.fromkeys(attacks)) if attacks else list(ADVERSARIES)
+        kind_of(name)
+    return list(dict.fromkeys(attacks)) if attacks else list(ATTACKS)
 
 
 def billions_a_second() -> float:

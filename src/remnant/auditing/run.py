@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from remnant.attacks import Attack
-from remnant.auditing.adversaries import ADVERSARIES, make_attack
+from remnant.attacks.made import make_attack
 from remnant.auditing.advice import advice
 from remnant.auditing.assess import assess
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import fit_of_records
-from remnant.auditing.left_out import Targets, joined
+from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
 from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
 from remnant.auditing.proof import prove, undisguised
@@ -165,12 +165,11 @@ def _attack(
     among: int,
 ) -> tuple[Attacked, Candidates | None]:
     name = row["attack"]
-    adversary = ADVERSARIES[name]
     attack = make_attack(name, plan.settings.get(name, {}))
     blank = Attacked(
         attack=name,
-        title=adversary.title,
-        holds=adversary.holds,
+        title=attack.about.title,
+        holds=attack.about.holds,
         settings=asdict(cast(Any, attack)),
         verdict=Verdict.NOT_APPLICABLE,
         reason=row["why"],
@@ -194,7 +193,7 @@ def _attack(
     file = _file(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:
-        alone = ADVERSARIES[name].without is not None
+        alone = attack.about.leave_one is not None
         bound = promise(finding, case.truth, case.public, case.ledger, case.delta, left_out=alone)
         if bound["violated"]:
             reason = f"{bound['text']}; {reason}"
@@ -216,12 +215,12 @@ def play(
     kept = _file(name) if on == "attack" else f"{STATE}{on}-{name}.safetensors"
     if (run.path / kept).exists():
         return read_candidates(run, kept)
-    adversary = ADVERSARIES[name]
+    leave = attack.about.leave_one
     with task(f"{on} {name}"), keeping_states(run):
-        if adversary.without is None:
+        if leave is None:
             found = attack(case.target, generator=generator_for(plan.seed, f"{on} {name}"))
         else:
-            rows = adversary.rows(case, plan.targets, adversary.most, plan.seed)
+            rows = rows_left_out(case, leave, plan.targets, plan.seed)
             found = joined(case, rows, _each(case, name, attack, rows, plan, run, on))
         write_candidates(run, found, kept)
     return read_candidates(run, kept)  # as a resumed audit has them, to the order of figures
@@ -232,10 +231,10 @@ def _each(
 ) -> list[Candidates]:
     """What the attack makes of each target that lacks one record, kept as it is found."""
     found = []
-    without = ADVERSARIES[name].without
-    assert without is not None
+    leave = attack.about.leave_one
+    assert leave is not None
     with task(f"records left out, {name}", len(rows)) as step:
-        for row, target in zip(rows, without(case, rows), strict=True):
+        for row, target in zip(rows, targets_without(case, leave, rows), strict=True):
             kept = f"{STATE}{on}-{name}-{row}.safetensors"
             if not (run.path / kept).exists():
                 generator = generator_for(plan.seed, f"{on} {name} {row}")
@@ -323,7 +322,8 @@ def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run, among:
     with task(f"control of {name}"), keeping_states(run):
         try:
             generator = generator_for(plan.seed, f"twin {name}")
-            target, truth = ADVERSARIES[name].twin(case, attack, generator)
+            truth = case.strangers
+            target = attack.twin(case.scene, truth, generator)
             # To the twin the records audited are strangers, and so are those it was not given.
             rest = _not_in(case.others, truth) or case.truth
             twin = replace(case, target=target, truth=truth, holdout=case.truth, public=rest)

@@ -11,40 +11,24 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import NoReturn
 
 from remnant.cli.common import BAD_INPUT, DONE, INTERRUPTED, TERMINATED
+from remnant.cli.flags import Parser
 from remnant.errors import LONGEST, InputError, RemnantError, cut, printable, text_of
 
+__all__ = ["Parser", "main", "parser"]
 
-class Parser(argparse.ArgumentParser):
-    """argparse, but a fault is one line like every other error."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """A verb refuses what it does not know itself, so that its own help is pointed to."""
-        given, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return given, unknown
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {self.prog} --help")
+VERBS = (
+    "demo", "init", "audit", "reconstruct", "bound", "distill", "report", "study", "sweep", "runs",
+    "completion",
+)  # fmt: skip
 
 
 def parser() -> Parser:
-    from remnant.cli import (
-        audit,
-        bound,
-        demo,
-        distill,
-        init,
-        reconstruct,
-        report,
-        runs,
-        study,
-        sweep,
-    )  # fmt: skip
-
+    """All verbs, each from its file's `add`; flags that need torch are added when asked for."""
     top = Parser(
         prog="remnant",
         description="What remains of your training data in the model you release?",
@@ -52,8 +36,8 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"remnant {_version()}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for verb in (demo, init, audit, reconstruct, bound, distill, report, study, sweep, runs):
-        verb.add(verbs)
+    for verb in VERBS:
+        import_module(f"remnant.cli.{verb}").add(verbs)
     return top
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, console, plain, prepare
+from remnant.cli.common import DONE, add_verb, check_seed, print_json, print_line, print_table
 from remnant.errors import InputError, brief, expected
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ def add(verbs: Any) -> None:
         "bound",
         "how often any attack can reconstruct a record of a private run",
         "remnant bound --noise 4 --steps 20 --delta 1e-5 --prior ball:784 --radius 0.5",
+        shared=("seed", "out", "quiet", "json"),
     )
     ran = parser.add_argument_group("what was run")
     ran.add_argument("--noise", type=float, help="noise multiplier: deviation over clip")
@@ -62,7 +62,7 @@ def add(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prepare(arguments)
+    check_seed(arguments)
     ledger, found = read_run(arguments)
     kappa = read_kappa(arguments)
     if kappa is not None:
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         keep(found, arguments)
     if arguments.json:
-        print(json.dumps(found, indent=2, allow_nan=False))
+        print_json(found)
     elif not arguments.quiet:
         show(found)
     return DONE
@@ -255,12 +255,6 @@ def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in lines(found):
-        table.add_row(name, value)
-    out = console()
     if "gamma" in found:
         least = min(value["log"] for value in found["gamma"].values())
         promise = (
@@ -268,8 +262,8 @@ def show(found: dict[str, Any]) -> None:
             if least < 0
             else "The guarantee rules out nothing: gamma is 1."
         )
-        out.print(plain(promise, style="bold"))
-    out.print(table)
+        print_line(promise, style="bold")
+    print_table((), lines(found))
 
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from remnant.cli.target import hash_file, read_bounds, read_target
+from remnant.cli.target import is_linear, read_linear_target, read_target
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from remnant.auditing.case import Case
-    from remnant.auditing.spec import AuditSpec
+    from remnant.cli.spec import AuditSpec
     from remnant.models.linear_files import LinearModel
     from remnant.types import Examples, Target
 
@@ -41,7 +39,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         check_of = partial(_check_linear, target)
     else:
         settings = {"shape": spec.shape or _shape(truth), "bounds": spec.bounds or _bounds(truth)}
-        target, hashes = read_target(argparse.Namespace(**{**spec.model_dump(), **settings}))
+        target, hashes = read_target(spec.model_copy(update=settings))
         _fits(truth, target)
         few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
         outputs = check_outputs(target.model, few)[:1]
@@ -111,42 +109,6 @@ def _shape(examples: Examples) -> str:
 def _bounds(examples: Examples) -> str | None:
     """Pixels lie between 0 and 1, which is no secret."""
     return None if examples.bounds is None else ",".join(map(str, examples.bounds))
-
-
-def is_linear(weights: Path) -> bool:
-    """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
-    return weights.suffix.lower() in (".json", ".npz", ".skops")
-
-
-def read_linear_model(weights: Path) -> LinearModel:
-    from remnant.models.linear_files import read_linear
-    from remnant.models.skops_files import read_skops
-
-    return read_skops(weights) if weights.suffix.lower() == ".skops" else read_linear(weights)
-
-
-def read_linear_target(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
-    """The linear model of the spec, and hashes of what was read."""
-    from remnant.store import hash_tensors
-    from remnant.types import Target
-
-    for name in ("model", "initial", "gradient", "recipe", "mean", "std", "shape", "loss"):
-        if getattr(spec, name) is not None:
-            do = "its file says it all; leave this out"
-            raise InputError(expected(f"{name} of a linear model", "nothing", "a value", do))
-    model = read_linear_model(spec.weights)
-    target = Target(
-        model=model,
-        input_shape=(model.dense.in_features,),
-        bounds=read_bounds(spec.bounds),
-        scaling=model.scaling,
-    )
-    scaling = {"mean": model.scaling.mean, "std": model.scaling.std}
-    return target, {
-        "weights": hash_tensors(target.weights),
-        "scaling": hash_tensors(scaling),
-        "coefficients": hash_file(spec.weights),  # the objective too, and names
-    }
 
 
 def _check_linear(target: Target, examples: Examples, name: str) -> None:

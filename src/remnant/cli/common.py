@@ -1,18 +1,20 @@
-"""Flags and habits that verbs share: seeds, threads, devices, progress bars."""
+"""What verbs share: flags, tables, places, progress bars."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remnant.cli.flags import Help, Parser
 from remnant.errors import InputError, expected, printable, text_of
 from remnant.progress import Step, listening
 
@@ -28,44 +30,59 @@ PROCESSES = 1024  # on one machine: as many cores as any has, and few enough to 
 DONE, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 2, 130, 143  # exit codes
 
 
-def add_verb(verbs: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    """A verb's parser with its example and the flags that all verbs have."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
+SHARED: dict[str, dict[str, Any]] = {
+    "seed": {"type": int, "default": 0, "help": "of every random draw"},
+    "out": {"metavar": "DIR", "type": Path, "help": "where results go"},
+    "quiet": {"action": "store_true", "help": "print nothing but errors"},
+    "json": {"action": "store_true", "help": "print the figures as JSON"},
+    "threads": {"type": int, "default": 1, "help": "of torch on the CPU"},
+    "device": {"choices": ("cpu", "cuda", "mps"), "default": "cpu", "help": "of the training"},
+}
+COMMON = ("seed", "out", "quiet", "json", "threads")
+
+
+def add_verb(
+    verbs: Any, name: str, summary: str, example: str, shared: Iterable[str] = COMMON
+) -> Parser:
+    """A verb's parser with its example and the flags of `SHARED` that do something there."""
+    parser: Parser = verbs.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example: {example}",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
     )
-    shared = parser.add_argument_group("every verb has")
-    shared.add_argument("--seed", type=int, default=0, help="of every random draw")
-    shared.add_argument("--out", metavar="DIR", type=Path, help="where results go")
-    shared.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    shared.add_argument("--json", action="store_true", help="print the finding as JSON")
-    shared.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu")
-    shared.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
+    group = parser.add_argument_group("as in other verbs")
+    for flag in shared:
+        group.add_argument(f"--{flag}", **SHARED[flag])
     return parser
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Threads and device, before any work."""
+    """Seed, threads and device, before any work."""
     import torch
 
+    check_seed(arguments)
     cores = os.cpu_count() or 1
     if not 1 <= arguments.threads <= cores:
         raise InputError(expected("--threads", f"1 to {cores}", arguments.threads))
-    if not 0 <= arguments.seed < 2**31:
-        raise InputError(expected("--seed", "0 to 2**31 - 1", arguments.seed))
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)  # saturated activations would otherwise slow everything down
-    available = {
+    device = getattr(arguments, "device", "cpu")
+    there = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
-    if not available[arguments.device]:
-        here = ", ".join(name for name, there in available.items() if there)
-        raise InputError(expected("--device", f"one that is here ({here})", arguments.device))
+    if not there[device]:
+        here = ", ".join(name for name, is_here in there.items() if is_here)
+        raise InputError(expected("--device", f"one that is here ({here})", device))
+
+
+def check_seed(arguments: argparse.Namespace) -> None:
+    seed = getattr(arguments, "seed", 0)
+    if not 0 <= seed < 2**31:
+        raise InputError(expected("--seed", "0 to 2**31 - 1", seed))
 
 
 def default_directory(spec: Mapping[str, Any]) -> Path:
@@ -102,6 +119,46 @@ def plain(value: object, style: str = "") -> Text:
     return Text(printable(text_of(value)), style=style)
 
 
+def cell(value: Any) -> str:
+    """A value in a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.2g}" if isinstance(value, float) else text_of(value)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: bool = False
+) -> None:
+    """A table on stdout; without names of columns, no line of them. numbers: all but the first
+    column to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", show_header=bool(columns))
+    for index, name in enumerate(columns):
+        right = numbers and index > 0
+        table.add_column(plain(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(plain(cell(value)) for value in row))
+    console().print(table)
+
+
+def print_line(line: str, style: str = "") -> None:
+    """A line that is never broken, on stdout."""
+    console().print(plain(line, style=style), soft_wrap=True)
+
+
+def print_place(run: Run, files: Iterable[str]) -> None:
+    """Where results are, and whether they were there before."""
+    again = " (done before; remove the directory to run it again)" if run.finished else ""
+    print_line(f"in {run.path}{again}: {', '.join(files)}")
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
 def say(line: str) -> None:
     """A line on stdout, whatever a file put into it."""
     print(printable(line))
@@ -115,17 +172,24 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-@contextmanager
-def taking_back(stored: Run) -> Iterator[None]:
-    """A run that was refused before anything came of it leaves no directory behind, so that the
-    mended command finds its place free."""
-    from remnant.store import discard
+def run_of(
+    arguments: argparse.Namespace, spec: Mapping[str, Any], work: Callable[[Run], object]
+) -> Run:
+    """The run of this spec, where the flags say: one that was done before, or by `work` now.
 
-    try:
-        yield
-    except (Exception, SystemExit):  # a user's module may call sys.exit
-        discard(stored)
-        raise
+    If it is refused before anything came of it, it leaves no directory behind, so that the mended
+    command finds its place free.
+    """
+    from remnant.store import discard, open_run
+
+    stored = open_run(arguments.out or default_directory(spec), spec)
+    if not stored.finished:
+        try:
+            work(stored)
+        except (Exception, SystemExit):  # a user's module may call sys.exit
+            discard(stored)
+            raise
+    return stored
 
 
 @contextmanager

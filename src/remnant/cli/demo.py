@@ -7,11 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.common import DONE, add_verb, bars, default_directory, prepare
-from remnant.errors import RemnantError
+from remnant.cli.common import COMMON, DONE, add_verb, bars, prepare, run_of
+from remnant.cli.flags import add_flags, given
 
-# Every field of `experiments.demo.Demo` that a flag sets. Defaults live there alone.
-FLAGS: dict[str, tuple[type, str]] = {
+# Fields of `experiments.demo.Demo`, whose defaults live there; here, so that --help needs no torch.
+FLAGS: dict[str, tuple[Any, str]] = {
     "data": (str, "a bundled name, a file or a folder (default: faces)"),
     "task": (str, "a binary task: odd-even or animal-vehicle"),
     "records": (int, "how many records to train on (default: 50)"),
@@ -24,6 +24,8 @@ FLAGS: dict[str, tuple[type, str]] = {
     "batch_size": (int, "mini-batches of this size (default: full batch)"),
     "stop_loss": (float, "stop training at this loss (default: 0.02)"),
     "epochs": (int, "stop training at the latest then (default: 5000)"),
+    "balanced": (bool | None, "as many records of each class (default: balanced)"),
+    "page": (bool | None, "end in a page: four adversaries against a small model (default: yes)"),
 }
 
 
@@ -33,22 +35,9 @@ def add(verbs: Any) -> None:
         "demo",
         "train a small model and take its training data back out of the weights",
         "remnant demo --data mnist --records 100 --width 1024 --seed 1",
+        shared=(*COMMON, "device"),
     )
-    for name, (kind, text) in FLAGS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, help=text, default=argparse.SUPPRESS)
-    parser.add_argument(
-        "--balanced",
-        action=argparse.BooleanOptionalAction,
-        help="as many records of each class (default: balanced)",
-        default=argparse.SUPPRESS,
-    )
-    parser.add_argument(
-        "--page",
-        action=argparse.BooleanOptionalAction,
-        help="end in a page: four adversaries against a small model (default: yes)",
-        default=argparse.SUPPRESS,
-    )
+    add_flags(parser, FLAGS)
     parser.add_argument(
         "--data-dir", type=Path, help="where data files are looked for (or REMNANT_DATA)"
     )
@@ -59,25 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     prepare(arguments)
     from remnant.cli.show import show_finding
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
-    from remnant.store import discard, open_run, read_finding
 
-    given = {
-        name: value
-        for name, value in vars(arguments).items()
-        if name in {*FLAGS, "balanced", "page"}
-    }
-    demo = Demo(seed=arguments.seed, **given)
+    demo = Demo(seed=arguments.seed, **given(arguments, FLAGS))
     with bars(arguments.quiet):
         sides = divide(demo, arguments.data_dir)
         spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data_hash(sides)}
-        stored = open_run(arguments.out or default_directory(spec), spec)
-        if stored.finished:
-            finding = read_finding(stored)
-        else:
-            try:
-                finding = run_demo(demo, sides, stored, device=arguments.device)
-            except RemnantError:
-                discard(stored)
-                raise
-    show_finding(finding, stored, arguments)
+        stored = run_of(
+            arguments, spec, lambda run: run_demo(demo, sides, run, device=arguments.device)
+        )
+    show_finding(stored, arguments)
     return DONE

@@ -7,11 +7,37 @@ import os
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.cases import is_linear, read_linear_model
-from remnant.cli.common import DONE, add_verb, say
+from remnant.cli.common import DONE, add_verb, check_seed, say
+from remnant.cli.flags import add_spec
+from remnant.cli.spec import AuditSpec
+from remnant.cli.target import is_linear, read_linear_model
 from remnant.errors import InputError, StoreError, expected
 
 FILE = "audit.yaml"
+# Headings, and the fields below each with an example where none is given. Those of networks alone
+# are left out for a linear model, whose file says the rest.
+NETWORK = {
+    "\n# What else an adversary may hold: give all that is true of your release.": {
+        "model": "net.py:factory",
+        "initial": "before.pt",
+        "gradient": "gradient.safetensors",
+        "recipe": "recipe.json",
+    },
+    "\n# How a record became the model's input: (x - mean) / std": {
+        "mean": "0.5",
+        "std": "0.25",
+        "loss": "ce",
+    },
+}
+ALL = {
+    "\n# How the audit is done": {
+        "attacks": "[ntk, kkt]",
+        "targets": "3",
+        "threshold": "0.9",
+        "seed": "0",
+        "budget": "10m",
+    },
+}
 
 
 def add(verbs: Any) -> None:
@@ -20,26 +46,19 @@ def add(verbs: Any) -> None:
         "init",
         "write a commented audit.yaml for a model and its data",
         "remnant init --weights model.pt --data train.npz --holdout test.npz",
+        shared=("seed", "out", "quiet"),
     )
-    parser.add_argument("--weights", type=Path, required=True, help="the released weights")
-    parser.add_argument("--data", required=True, help="the records trained on")
-    parser.add_argument("--holdout", help="records like them that were not trained on")
-    parser.add_argument("--initial", type=Path, help="the weights before training")
-    parser.add_argument("--model", help="mlp:..., cnn:... or file.py:factory")
-    parser.add_argument("--data-dir", type=Path, help="where data is looked for")
-    parser.set_defaults(run=run)
+    taken = ("holdout", "initial", "model", "data_dir")
+    add_spec(parser, AuditSpec, taken, needs=("weights", "data"))
+    parser.set_defaults(run=run, **dict.fromkeys(taken))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from remnant.data import load
-
+    check_seed(arguments)
     target = (arguments.out or Path()) / FILE
     if target.exists():
         raise StoreError(expected(f"{target}", "no file yet", "one", "remove it, or give --out"))
-    linear = is_linear(arguments.weights)
-    model = _linear_words(arguments) if linear else _network_words(arguments)
-    examples = load(arguments.data, data_dir=arguments.data_dir)
-    text = spec_text(arguments, len(examples), examples.shape, model, linear=linear)
+    text = spec_text(arguments)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -51,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _linear_words(arguments: argparse.Namespace) -> str:
+def linear_words(arguments: argparse.Namespace) -> str:
     if arguments.model is not None or arguments.initial is not None:
         do = "leave --model and --initial out"
         raise InputError(expected("a linear model", "its file alone", "more", do))
@@ -61,7 +80,7 @@ def _linear_words(arguments: argparse.Namespace) -> str:
     return f"{said}, penalty {model.penalty:g} on the sum of losses"
 
 
-def _network_words(arguments: argparse.Namespace) -> str:
+def network_words(arguments: argparse.Namespace) -> str:
     from remnant.cli.target import read_model
     from remnant.models import load_weights, read_weights
 
@@ -72,58 +91,38 @@ def _network_words(arguments: argparse.Namespace) -> str:
     return f"{sum(p.numel() for p in model.parameters())} parameters: {', '.join(layers[:12])}"
 
 
-def spec_text(
-    arguments: argparse.Namespace,
-    records: int,
-    shape: tuple[int, ...],
-    model: str,
-    *,
-    linear: bool = False,
-) -> str:
+def spec_text(arguments: argparse.Namespace) -> str:
     """The spec, each field with a word on what it is for; unset ones are commented out."""
+    from remnant.data import load
 
-    def line(key: str, value: Any, words: str, example: str = "") -> str:
-        text = f"{key}: {_quoted(value)}" if value is not None else f"# {key}: {example}"
-        return f"{text:<40}  # {words}\n"
-
-    def place(path: Path | None) -> str | None:
-        return None if path is None else str(path.resolve())
-
-    network = (
-        line("model", arguments.model, "needed unless a plain dense stack", "net.py:factory")
-        + line("weights", place(arguments.weights), "safetensors, state dict, Lightning")
-        + "\n# What else an adversary may hold: give all that is true of your release.\n"
-        + line("initial", place(arguments.initial), "the weights before training", "before.pt")
-        + line("gradient", None, "what a federated client sends", "gradient.safetensors")
-        + line("recipe", None, "how it was trained, as JSON", "recipe.json")
-    )
-    scaled = (
-        "\n# How a record became the model's input: (x - mean) / std\n"
-        + line("mean", None, "a number, one per channel, a safetensors file, or public", "0.5")
-        + line("std", None, "alike", "0.25")
-        + line("loss", None, "found by the labels if left out", "ce")
-    )
-    data = arguments.data
-    return (
-        "# What remnant audits. Relative paths are relative to this file.\n\n"
-        f"# The released model: {' '.join(model.split())}\n"
-        + (line("weights", place(arguments.weights), "JSON, npz or skops") if linear else network)
-        + f"\n# The records trained on: {records} of shape {'x'.join(map(str, shape))}\n"
-        + line("data", _data_place(data), "npz with x and y, a folder, a bundled name")
-        + line("holdout", _data_place(arguments.holdout), "like them, not trained on", "test.npz")
-        + line("public", None, "others that were not trained on", "other.npz")
-        + ("" if linear else scaled)
-        + "\n# How the audit is done\n"
-        + line("attacks", None, "all that apply if left out", "[glm]" if linear else "[ntk, kkt]")
-        + line("targets", None, "records left out in turn, where all others are known", "3")
-        + line("threshold", 0.9, "correlation above which a record counts as recovered")
-        + line("seed", arguments.seed, "of every random draw")
-        + line("budget", None, "the most time for attacks", "10m")
-    )
+    linear = is_linear(arguments.weights)
+    words = linear_words(arguments) if linear else network_words(arguments)
+    examples = load(arguments.data, data_dir=arguments.data_dir)
+    shape = "x".join(map(str, examples.shape))
+    fields = {
+        f"\n# The released model: {' '.join(words.split())}": {"weights": ""},
+        f"\n# The records trained on: {len(examples)} of shape {shape}": {
+            "data": "",
+            "holdout": "test.npz",
+            "public": "other.npz",
+        },
+    } | ({} if linear else NETWORK) | ALL  # fmt: skip
+    lines = ["# What remnant audits. Relative paths are relative to this file."]
+    for heading, below in fields.items():
+        lines.append(heading)
+        for name, example in below.items():
+            value = placed(getattr(arguments, name, None))
+            text = f"# {name}: {example}" if value is None else f"{name}: {_quoted(value)}"
+            about = AuditSpec.model_fields[name].description or "of every random draw"
+            lines.append(f"{text:<40}  # {about}")
+    return "\n".join(lines) + "\n"
 
 
-def _data_place(source: str | None) -> str | None:
-    return str(Path(source).resolve()) if source is not None and Path(source).exists() else source
+def placed(value: Any) -> Any:
+    """A file is told from the root on; a name of data stays."""
+    if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
+        return str(Path(value).resolve())
+    return value
 
 
 def _quoted(value: Any) -> str:

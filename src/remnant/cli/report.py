@@ -17,6 +17,7 @@ def add(verbs: Any) -> None:
         "report",
         "draw the page of an audit again, from its directory alone",
         "remnant report found --redact --out to-share",
+        shared=("out", "quiet", "json"),
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="what remnant audit wrote")
     parser.add_argument(

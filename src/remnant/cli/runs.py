@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, console, plain, say
+from remnant.cli.common import DONE, add_verb, print_json, print_table, say
 from remnant.errors import InputError, StoreError, cut, expected, printable
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ def add(verbs: Any) -> None:
     group = verbs.add_parser("runs", help="list, compare and remove runs")
     group.set_defaults(run=run_list, folder=FOLDER, json=False, quiet=False)
     actions = group.add_subparsers(dest="action", metavar="ACTION")
+    told = ("quiet", "json")
     listing = add_verb(
-        actions, "list", "the runs in a folder and below it", "remnant runs list remnant-runs"
+        actions, "list", "the runs in a folder and below it", "remnant runs list remnant-runs", told
     )
     listing.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     listing.set_defaults(run=run_list)
     compare = add_verb(
-        actions, "compare", "where two runs differ", "remnant runs compare found other"
+        actions, "compare", "where two runs differ", "remnant runs compare found other", told
     )
     compare.add_argument("one", type=Path)
     compare.add_argument("other", type=Path)
     compare.set_defaults(run=run_compare)
-    remove = add_verb(
-        actions, "remove", "delete runs, and nothing else", "remnant runs remove found --yes"
-    )
+    example = "remnant runs remove found --yes"
+    remove = add_verb(actions, "remove", "delete runs, and nothing else", example, ("quiet",))
     remove.add_argument("folders", nargs="+", type=Path, metavar="folder")
     remove.add_argument("--yes", action="store_true", help="do not ask")
     remove.set_defaults(run=run_remove)
@@ -56,21 +56,11 @@ def add(verbs: Any) -> None:
 def run_list(arguments: argparse.Namespace) -> int:
     rows = [about(run) for run in runs_in(arguments.folder)]
     if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return DONE
-    if arguments.quiet:
-        return DONE
-    if not rows:
+        print_json(rows)
+    elif not rows and not arguments.quiet:
         say(f"no runs in {arguments.folder}")
-        return DONE
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(plain, row.values()))
-    console().print(table)
+    elif not arguments.quiet:
+        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
     return DONE
 
 
@@ -129,18 +119,11 @@ def run_compare(arguments: argparse.Namespace) -> int:
     from remnant.store import FINDING_FILE, read_run
 
     sides = [read_run(path) for path in (arguments.one, arguments.other)]
-    found = {}
-    for part in ("spec", "versions", "hashes", "timings", "finding"):
-        values = []
-        for side in sides:
-            file = side.path / FINDING_FILE
-            if part == "finding":
-                values.append(_summary(file))
-            else:
-                values.append(side.record.get(part, {}))
-        found[part] = differences(*values)
+    parts = ("spec", "versions", "hashes", "timings")
+    found = {part: differences(*(side.record.get(part, {}) for side in sides)) for part in parts}
+    found["finding"] = differences(*(_summary(side.path / FINDING_FILE) for side in sides))
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     elif not arguments.quiet:
         for part, rows in found.items():
             for name, (one, other) in rows.items():

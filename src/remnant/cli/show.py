@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
-from remnant.cli.common import console, plain
-from remnant.store import Run
+from remnant.cli.common import print_line, print_place, print_table
+from remnant.store import Run, read_finding
 from remnant.types import Finding, Target
 
 NULL_NAMES = {
@@ -22,27 +20,25 @@ NULL_NAMES = {
 FILES = ("sheet.png", "curve.png", "spectrum.png", "finding.json", "candidates.safetensors")
 
 
-def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> None:
-    """Print it, unless --quiet."""
+def show_finding(run: Run, arguments: argparse.Namespace) -> None:
+    """Print what the run found, unless --quiet."""
+    finding = read_finding(run)
     if arguments.json:
         print(finding.to_json(), end="")
         return
     if arguments.quiet:
         return
-    out = console()
-    out.print(plain(headline(finding), style="bold"))
-    out.print(plain(finding.reason))
+    print_line(headline(finding), style="bold")
+    print_line(finding.reason)
     if finding.records is not None:
-        out.print(scores_table(finding))
+        print_scores(finding)
     seconds = read_seconds(run)
     if seconds:
-        out.print(plain(seconds, style="dim"))
-    written = [name for name in FILES if (run.path / name).exists()]
-    again = " (done before; remove the directory to run it again)" if run.finished else ""
-    out.print(plain(f"in {run.path}{again}: {', '.join(written)}"), soft_wrap=True)
+        print_line(seconds, style="dim")
+    print_place(run, [name for name in FILES if (run.path / name).exists()])
     page = run.path / "audit" / "report.html"
     if page.exists():
-        out.print(plain(f"the page: {page}", style="bold"), soft_wrap=True)
+        print_line(f"the page: {page}", style="bold")
 
 
 def show_record(target: Target, run: Run, arguments: argparse.Namespace) -> None:
@@ -75,35 +71,24 @@ def headline(finding: Finding) -> str:
     return f"{finding.attack}: {finding.status}; {recovered}, counted {counted}"
 
 
-def scores_table(finding: Finding) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = (
-        "",
-        f"corr > {finding.threshold:g}",
-        "median sq. L2",
-        "max sq. L2",
-        "SSIM > 0.4",
-    )
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    table.add_row("reconstructions", *_cells(finding.summary, finding.records), style="bold")
-    for name, words in NULL_NAMES.items():
-        if name in finding.nulls:
-            table.add_row(words, *_cells(finding.nulls[name], finding.records))
-    return table
+def print_scores(finding: Finding) -> None:
+    columns = ("", f"corr > {finding.threshold:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4")
+    names = {name: words for name, words in NULL_NAMES.items() if name in finding.nulls}
+    nulls = [
+        (words, *_cells(finding.nulls[name], finding.records)) for name, words in names.items()
+    ]
+    ours = ("reconstructions", *_cells(finding.summary, finding.records))
+    print_table(columns, [ours, *nulls], numbers=True)
 
 
-def _cells(summary: Mapping[str, Any], records: int | None) -> list[str]:
+def _cells(summary: Mapping[str, Any], records: int | None) -> list[Any]:
+    good = summary["good_ssim"]
     return [
         f"{summary['recovered']}/{records}",
-        _number(summary["median_squared_l2"]),
-        _number(summary["max_squared_l2"]),
-        "-" if summary["good_ssim"] is None else f"{summary['good_ssim']}/{records}",
+        summary["median_squared_l2"],
+        summary["max_squared_l2"],
+        None if good is None else f"{good}/{records}",
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
 
 
 def read_seconds(run: Run) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,26 +13,25 @@ from remnant.cli.common import (
     add_place,
     add_verb,
     bars,
-    console,
-    default_directory,
     place,
-    plain,
     prepare,
+    print_json,
+    print_line,
+    print_place,
+    print_table,
+    run_of,
     say,
-    taking_back,
 )
-from remnant.errors import InputError, brief, expected
+from remnant.cli.spec import check_spec, read_fields
+from remnant.errors import InputError, brief, did_you_mean, expected
 
 if TYPE_CHECKING:
-    from remnant.auditing.spec import AuditSpec
+    from remnant.cli.spec import AuditSpec
     from remnant.store import Run
     from remnant.sweep.search import Search
     from remnant.types import Target
 
 FILES = ("table.csv", "rows.jsonl", "figure.png", "run.json")
-PATHS = (
-    "weights", "initial", "gradient", "recipe", "data_dir", "data", "holdout", "public",
-)  # fmt: skip
 COUNTS = ("complete", "failed", "pruned", "unfinished", "elsewhere")  # of a search's trials
 HIDDEN = ("reason", "cpu_seconds", "records")  # of a row, where it is shown
 
@@ -50,7 +48,7 @@ def add(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = read(arguments.spec)
+    values = read_fields(arguments.spec)
     if arguments.seed is not None:
         values["seed"] = arguments.seed
     searched = values.pop("search", None)
@@ -63,75 +61,39 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.storage is not None:
             raise InputError(expected("--storage", "a spec with search:", "a grid"))
         if "data" in values:
-            rows, stored = run_audits(values, on, arguments)
+            stored = run_audits(values, on, arguments)
         else:
-            rows, stored = run_attacks(values, on, arguments)
-    show_rows(rows, stored, arguments)
+            stored = run_attacks(values, on, arguments)
+    show_rows(stored, arguments)
     return DONE
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The fields of the file. Files beside it are found wherever the command runs."""
-    from remnant.auditing.spec import read_yaml
-
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InputError(expected(f"{path}", "fields such as weights: and seed:", "something else"))
-    for key in PATHS:
-        if key in values:
-            values[key] = _beside(path.parent, values[key])
-    if isinstance(values.get("model"), str):
-        file, colon, factory = values["model"].rpartition(":")
-        if colon and file.endswith(".py"):
-            values["model"] = f"{_beside(path.parent, file)}:{factory}"
-    return values
-
-
-def _beside(folder: Path, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_beside(folder, item) for item in value]
-    try:
-        there = isinstance(value, str) and bool(value) and (folder / value).exists()
-    except (OSError, ValueError):  # a name that no file system holds
-        there = False
-    return str(folder / value) if there else value
-
-
-def run_audits(
-    values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace
-) -> tuple[list[dict[str, Any]], Run]:
-    from remnant.auditing.spec import check_spec
+def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
     from remnant.cli.cases import read_case
-    from remnant.store import open_run
     from remnant.sweep.grid import case_key, expand, sweep_audits
-    from remnant.sweep.table import read_rows
 
     points, specs, cases, hashes = [], [], {}, {}
     for point, cell in expand(values):
-        checked = check_spec(cell, str(arguments.spec)).model_dump(mode="json")
-        key = case_key(checked)
+        spec = check_spec(cell, str(arguments.spec))
+        written = spec.model_dump(mode="json")
+        key = case_key(written)
         if key not in cases:
-            cases[key], hashes[key] = read_case(check_spec(cell, str(arguments.spec)))
+            cases[key], hashes[key] = read_case(spec)
         points.append(point)
-        specs.append({"spec": checked, "case": key, "hashes": hashes[key]})
-    record = {"verb": "sweep", "points": points, "specs": specs}
-    stored = open_run(arguments.out or default_directory(record), record)
-    if stored.finished:
-        return read_rows(stored), stored
-    with taking_back(stored):
-        return sweep_audits(points, specs, cases, run=stored, on=on), stored
+        specs.append({"spec": written, "case": key, "hashes": hashes[key]})
+
+    def work(stored: Run) -> None:
+        sweep_audits(points, specs, cases, run=stored, on=on)
+
+    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
 
 
-def run_attacks(
-    values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace
-) -> tuple[list[dict[str, Any]], Run]:
+def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
     """Without data there is no truth: what an adversary can see of each cell."""
-    from remnant.store import open_run
     from remnant.sweep.grid import case_key, expand, sweep_attacks
-    from remnant.sweep.table import read_rows
 
     cells = expand(values)
-    checked = [_without_truth(cell, str(arguments.spec)) for _, cell in cells]
+    checked = [without_truth(cell, str(arguments.spec)) for _, cell in cells]
     if len({case_key(one.model_dump(mode="json")) for one in checked}) > 1:
         do = "vary seed and settings, or give data"
         raise InputError(expected("sweep without data", "one target", "several", do))
@@ -139,39 +101,31 @@ def run_attacks(
         if one.attacks is None or len(one.attacks) != 1:
             do = "such as attacks: [kkt]; without data nothing says which apply"
             raise InputError(expected("sweep without data", "one attack", one.attacks, do))
-    target, hashes = _target(checked[0])
-    points = [point for point, _ in cells]
+    target, hashes = read_blind(checked[0])
+    names = [one.attacks[0] for one in checked if one.attacks]
     specs = [
-        {
-            "attack": (name := one.attacks[0]),
-            "settings": dict(one.settings.get(name, {})),
-            "seed": one.seed,
-            "run": "sweep",
-        }
+        {"attack": name, "settings": one.settings.get(name, {}), "seed": one.seed, "run": "sweep"}
         | hashes
-        for one in checked
-        if one.attacks is not None
+        for name, one in zip(names, checked, strict=True)
     ]
-    record = {"verb": "sweep", "points": points, "specs": specs}
-    stored = open_run(arguments.out or default_directory(record), record)
-    if stored.finished:
-        return read_rows(stored), stored
-    with taking_back(stored):
-        return sweep_attacks(points, specs, target, run=stored, on=on), stored
+    points = [point for point, _ in cells]
+
+    def work(stored: Run) -> None:
+        sweep_attacks(points, specs, target, run=stored, on=on)
+
+    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
 
 
-def _without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:
+def without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:
     """A valid spec but for its data, which a search or an attack alone does not need."""
-    from remnant.auditing.spec import check_spec
-
     return check_spec({"data": "none", **values}, where)
 
 
-def _target(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
+def read_blind(spec: AuditSpec) -> tuple[Target, dict[str, str]]:
     """The target, and all that decides what an attack on it finds: hashes, and what it is told."""
     from remnant.cli.target import read_target
 
-    target, hashes = read_target(argparse.Namespace(**spec.model_dump() | {"data": None}))
+    target, hashes = read_target(spec)
     told = target.knowledge
     hashes["told"] = (
         f"records {told.records}, loss {told.loss}, bounds {target.bounds}, "
@@ -187,33 +141,31 @@ def run_search(
     on: str | None,
     arguments: argparse.Namespace,
 ) -> int:
-    from remnant.auditing import without_truth
+    from remnant.auditing.assess import without_truth as as_finding
     from remnant.cli.reconstruct import write_sheet
     from remnant.cli.show import show_finding
-    from remnant.store import finish, open_run, read_finding, write_candidates, write_finding
+    from remnant.store import finish, read_finding, write_candidates, write_finding
     from remnant.sweep.search import search, search_spec
     from remnant.sweep.trials import storage_in
 
     how, storage = read_search(given, seed)
     storage = storage_in(Path.cwd() if arguments.storage else arguments.spec.parent,
                          arguments.storage or storage)  # fmt: skip
-    target, hashes = _target(_without_truth(values, str(arguments.spec)))
-    spec = search_spec(how, hashes)
-    stored = open_run(arguments.out or default_directory(spec), spec)
-    if stored.finished:
-        finding = read_finding(stored)
-    else:
-        with taking_back(stored):
-            found = search(target, how, hashes, run=stored, on=on, storage=storage)
-        finding = without_truth(found.best, attack=how.attack)
+    target, hashes = read_blind(without_truth(values, str(arguments.spec)))
+
+    def work(stored: Run) -> None:
+        found = search(target, how, hashes, run=stored, on=on, storage=storage)
+        finding = as_finding(found.best, attack=how.attack)
         finding = replace(finding, figures={**finding.figures, "search": found.disclosed})
         write_candidates(stored, found.best)
         write_sheet(stored, found.best, how.attack)
         write_finding(stored, finding)
         timings = {"trials": round(found.seconds, 3)}
         finish(stored, seeds={"seed": how.seed}, hashes=hashes, timings=timings)
-    show_search(finding.figures["search"], arguments)
-    show_finding(finding, stored, arguments)
+
+    stored = run_of(arguments, search_spec(how, hashes), work)
+    show_search(read_finding(stored).figures["search"], arguments)
+    show_finding(stored, arguments)
     return DONE
 
 
@@ -226,7 +178,8 @@ def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
         raise InputError(expected("search", "fields such as attack: and trials:", brief(given)))
     unknown = [str(key) for key in given if key not in known]
     if unknown:
-        raise InputError(expected("search", f"some of {', '.join(known)}", brief(unknown)))
+        hint = did_you_mean(unknown[0], known)
+        raise InputError(expected("search", f"some of {', '.join(known)}", brief(unknown), hint))
     values = dict(given)
     storage = values.pop("storage", None)
     if not isinstance(values.get("settings", {}), Mapping):
@@ -254,26 +207,19 @@ def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> 
         say(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
 
 
-def show_rows(rows: list[dict[str, Any]], stored: Run, arguments: argparse.Namespace) -> None:
+def show_rows(stored: Run, arguments: argparse.Namespace) -> None:
     """A table of the rows, or all their fields as JSON."""
+    from remnant.sweep.table import read_rows
+
+    rows = read_rows(stored)
     if arguments.json:
-        print(json.dumps(rows, indent=2, allow_nan=False))
+        print_json(rows)
     if arguments.json or arguments.quiet:
         return
-    from rich.table import Table
-
-    from remnant.cli.study import cell
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
     shown = [n for n in dict.fromkeys(key for row in rows for key in row) if n not in HIDDEN]
-    for name in shown:
-        table.add_column(name.rsplit(".", 1)[-1].replace("_", " "))
-    for row in rows:
-        table.add_row(*(cell(row.get(name)) for name in shown))
-    out = console()
-    out.print(table)
+    columns = [name.rsplit(".", 1)[-1].replace("_", " ") for name in shown]
+    print_table(columns, [[row.get(name) for name in shown] for row in rows])
     failed = [row["reason"] for row in rows if "failed" in (row.get("verdict"), row.get("status"))]
     for reason in dict.fromkeys(failed):
-        out.print(plain(f"failed: {reason}"), soft_wrap=True)
-    again = " (done before; remove the directory to run it again)" if stored.finished else ""
-    out.print(plain(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
+        print_line(f"failed: {reason}")
+    print_place(stored, FILES)

@@ -1,8 +1,7 @@
-"""The flags that describe a target: a model, its weights, how its data looks and was scaled."""
+"""A target out of its spec: a model, its weights, how its data looks and was scaled."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,33 +11,13 @@ from remnant.errors import InputError, expected
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from remnant.cli.spec import TargetSpec
+    from remnant.models.linear_files import LinearModel
     from remnant.types import Examples, Scaling, Target
 
 
-MOST_RECORDS = 10**9  # of a training set; the number of none that fits a machine is larger
-
-
-def add_held(parser: argparse.ArgumentParser) -> Any:
-    """What every adversary may hold: the model, how its data was scaled, public data."""
-    held = parser.add_argument_group("what the adversary holds")
-    held.add_argument("--weights", type=Path, required=True, help="the model's weights")
-    held.add_argument(
-        "--model", help="mlp:..., cnn:... or file.py:factory; a plain dense stack needs none"
-    )
-    held.add_argument("--records", type=int, help="their number, if it is known")
-    held.add_argument("--public", help="other data of the same kind: a name, file or folder")
-    held.add_argument(
-        "--mean", help="subtracted from the data: numbers, a safetensors file, or 'public'"
-    )
-    held.add_argument("--std", help="by which the data was divided after that")
-    held.add_argument("--bounds", help="smallest and largest value of the data, such as 0,1")
-    held.add_argument("--shape", help="of one record, such as 1x28x28")
-    parser.add_argument("--data-dir", type=Path, help="where --public is looked for")
-    return held
-
-
-def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
-    """The target that the flags describe, and hashes of all that was read."""
+def read_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
+    """The target that a spec describes, and hashes of all that was read."""
     import torch
 
     from remnant.data import load
@@ -46,42 +25,36 @@ def read_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
     from remnant.models.foreign import check_outputs
     from remnant.types import Knowledge, Target
 
-    check_records(arguments.records)
-    final = read_weights(arguments.weights)
-    model, shape = read_model(arguments.model, final)
-    load_weights(model, final, what=f"--weights {arguments.weights}")
+    final = read_weights(spec.weights)
+    model, shape = read_model(spec.model, final)
+    load_weights(model, final, what=f"--weights {spec.weights}")
     model.eval()  # statistics of batch norm and dropout are part of the released model
     held = {
         kind: align(model, read_weights(path), what=f"--{kind} {path}")
         for kind in ("initial", "gradient")
-        if (path := getattr(arguments, kind, None)) is not None
+        if (path := getattr(spec, kind)) is not None
     }
-    public = load(arguments.public, data_dir=arguments.data_dir) if arguments.public else None
-    shape = read_shape(arguments.shape, public, shape)
-    scaling = read_scaling(arguments.mean, arguments.std, public, shape)
+    public = load(spec.public, data_dir=spec.data_dir) if spec.public else None
+    shape = read_shape(spec.shape, public, shape)
+    scaling = read_scaling(spec.mean, spec.std, public, shape)
     check_outputs(model, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
     target = Target(
         model=model,
         input_shape=shape,
-        bounds=read_bounds(arguments.bounds),
+        bounds=read_bounds(spec.bounds),
         scaling=scaling,
         knowledge=Knowledge(
             initial=held.get("initial"),
             gradient=held.get("gradient"),
-            records=arguments.records,
-            loss=getattr(arguments, "loss", None),
+            records=spec.records,
+            loss=spec.loss,
             public=None if public is None else public.inputs,
             public_labels=None if public is None else public.labels,
-            **read_informed(arguments),
+            **read_told(spec),
         ),
     )
     check_labels(target.knowledge.labels, model, shape)
-    return target, hash_model_file(arguments.model) | hash_target(target)
-
-
-def check_records(records: int | None) -> None:
-    if records is not None and not 1 <= records <= MOST_RECORDS:
-        raise InputError(expected("--records", f"1 to {MOST_RECORDS}", records))
+    return target, hash_model_file(spec.model) | hash_target(target)
 
 
 def hash_target(target: Target) -> dict[str, str]:
@@ -108,32 +81,33 @@ def hash_target(target: Target) -> dict[str, str]:
     return hashes
 
 
-def read_informed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the informed adversary knows besides: records, their recipe, the others' labels."""
+def read_told(spec: TargetSpec) -> dict[str, Any]:
+    """What the adversary knows of the training: its recipe, records, the others' labels."""
     import torch
 
+    from remnant.cli.spec import AttackSpec
     from remnant.data import load
     from remnant.training import read_recipe
     from remnant.training.losses import loss_named
 
     told: dict[str, Any] = {}
-    if getattr(arguments, "known", None) is not None:
-        told["known"] = load(arguments.known, data_dir=arguments.data_dir)
-    if getattr(arguments, "labels", None) is not None:
-        numbers = parse_floats("--labels", arguments.labels)
-        if any(number != int(number) or not 0 <= number < 2**31 for number in numbers):
-            raise InputError(expected("--labels", "classes such as 3,1", arguments.labels))
-        told["labels"] = torch.tensor([int(number) for number in numbers])
-    path = getattr(arguments, "recipe", None)
-    if path is not None:
-        told["recipe"] = read_recipe(path)
-    loss = getattr(arguments, "loss", None)
-    if loss is not None:
-        loss_named(loss)
-        trained = getattr(told.get("recipe"), "loss", loss)
-        if trained != loss:
+    if spec.recipe is not None:
+        told["recipe"] = read_recipe(spec.recipe)
+    if spec.loss is not None:
+        loss_named(spec.loss)
+        trained = getattr(told.get("recipe"), "loss", spec.loss)
+        if trained != spec.loss:
             told_twice = f"{trained}, as in --recipe"
-            raise InputError(expected("--loss", told_twice, loss, "leave one out"))
+            raise InputError(expected("--loss", told_twice, spec.loss, "leave one out"))
+    if not isinstance(spec, AttackSpec):
+        return told
+    if spec.known is not None:
+        told["known"] = load(spec.known, data_dir=spec.data_dir)
+    if spec.labels is not None:
+        numbers = parse_floats("--labels", spec.labels)
+        if any(number != int(number) or not 0 <= number < 2**31 for number in numbers):
+            raise InputError(expected("--labels", "classes such as 3,1", spec.labels))
+        told["labels"] = torch.tensor([int(number) for number in numbers])
     return told
 
 
@@ -151,37 +125,51 @@ def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]
         raise InputError(expected("--labels", f"classes 0 to {classes - 1}", got))
 
 
-def read_linear_target(arguments: argparse.Namespace) -> tuple[Target, dict[str, str]]:
-    """A linear model and all records but one, and hashes of both."""
+def is_linear(weights: Path) -> bool:
+    """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
+    return weights.suffix.lower() in (".json", ".npz", ".skops")
+
+
+def read_linear_model(weights: Path) -> LinearModel:
+    from remnant.models.linear_files import read_linear
+    from remnant.models.skops_files import read_skops
+
+    return read_skops(weights) if weights.suffix.lower() == ".skops" else read_linear(weights)
+
+
+def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
+    """The linear model of the spec with the records that the adversary knows, if that is said; and
+    hashes of what was read."""
     import dataclasses
 
     import torch
 
+    from remnant.cli.spec import AttackSpec
     from remnant.data import load
     from remnant.models.linear_estimators import recipe
-    from remnant.models.linear_files import linear_target, read_linear
+    from remnant.models.linear_files import linear_target
     from remnant.store import hash_tensors
+    from remnant.types import Target
 
-    check_records(arguments.records)
-    model = read_linear(arguments.coefficients)
-    known = load(arguments.known, data_dir=arguments.data_dir)
-    label = arguments.label
-    labels = None if label is None else torch.tensor([label]).to(known.labels.dtype)
-    target = linear_target(
-        model,
-        known,
-        records=arguments.records,
-        labels=labels,
-        recipe=recipe(model) if arguments.refit else None,
-    )
-    target = dataclasses.replace(target, bounds=read_bounds(arguments.bounds))
-    scaling = {"mean": target.scaling.mean, "std": target.scaling.std}
-    return target, {
+    for name in ("model", "initial", "gradient", "recipe", "mean", "std", "shape", "loss"):
+        if getattr(spec, name) is not None:
+            do = "its file says it all; leave this out"
+            raise InputError(expected(f"{name} of a linear model", "nothing", "a value", do))
+    model = read_linear_model(spec.weights)
+    scaling = {"mean": model.scaling.mean, "std": model.scaling.std}
+    target = Target(model=model, input_shape=(model.dense.in_features,), scaling=model.scaling)
+    hashes = {
         "weights": hash_tensors(target.weights),
-        "coefficients": hash_file(arguments.coefficients),  # the objective too, and names
-        "known": hash_tensors({"x": known.inputs, "y": known.labels}),
         "scaling": hash_tensors(scaling),
+        "coefficients": hash_file(spec.weights),  # the objective too, and names
     }
+    if isinstance(spec, AttackSpec) and spec.known is not None:
+        known, label = load(spec.known, data_dir=spec.data_dir), spec.label
+        labels = None if label is None else torch.tensor([label]).to(known.labels.dtype)
+        again = recipe(model) if spec.refit else None
+        target = linear_target(model, known, records=spec.records, labels=labels, recipe=again)
+        hashes["known"] = hash_tensors({"x": known.inputs, "y": known.labels})
+    return dataclasses.replace(target, bounds=read_bounds(spec.bounds)), hashes
 
 
 def hash_file(path: str | Path) -> str:

@@ -21,13 +21,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from remnant.attacks.made import kind_of, make_attack
+from remnant.attacks.spaces import Space
 from remnant.errors import InputError, StoreError, brief, expected
 from remnant.progress import task
 from remnant.seeds import generator_for
 from remnant.solvers.consensus import cluster, pool
 from remnant.store import Run, spec_hash
 from remnant.sweep.executors import Outcome, map_tasks
-from remnant.sweep.spaces import Space, attack_with, read_space
+from remnant.sweep.spaces import read_space
 from remnant.sweep.trials import claim, driver_of, open_study, ours, row_of, tell
 from remnant.types import Candidates, Scaling, Status, Target
 
@@ -80,7 +82,7 @@ class Search:
                 raise InputError(expected(f"search: {name}", f"1 to {most}", brief(value)))
         for name, axis in space.axes.items():  # what no trial could have is said before any
             for value in axis.ends:
-                attack_with(self.attack, {**space.fixed, **self.settings, name: value})
+                make_attack(self.attack, {**space.fixed, **self.settings, name: value})
         for name, known in (("objective", OBJECTIVES), ("answer", ANSWERS)):
             if getattr(self, name) not in known:
                 wanted = " or ".join(known)
@@ -153,15 +155,13 @@ def search(
 
 
 def with_count(target: Target, how: Search) -> Target:
-    """The target with its number of records, where `ntk` can read it off and nobody told it.
-
-    The exact preset does so; those that a search varies cannot begin without.
-    """
-    known = target.knowledge
-    if how.attack != "ntk" or known.records is not None:
+    """The target with its number of records, where the attack can read it off and nobody told it:
+    presets that a search varies may not begin without."""
+    known, counting = target.knowledge, kind_of(how.attack).about.counting
+    if counting is None or known.records is not None:
         return target
-    exact = attack_with("ntk", {"preset": "exact", "patience": 1})
-    found = exact(target, generator=generator_for(how.seed, "count"))
+    counter = make_attack(how.attack, counting)
+    found = counter(target, generator=generator_for(how.seed, "count"))
     return replace(target, knowledge=replace(known, records=found.figures.get("counted")))
 
 
@@ -191,7 +191,7 @@ def _seconds(tried: Tried) -> float:
 
 def run_trial(spec: Mapping[str, Any], target: Target) -> Any:
     """One run of the attack; in a worker."""
-    attack = attack_with(spec["attack"], spec["settings"])
+    attack = make_attack(spec["attack"], spec["settings"])
     begun = time.process_time()
     found = attack(target, generator=generator_for(spec["seed"], f"trial {spec['run']}"))
     about = {

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from remnant.attacks.spaces import Axis, Choice, Space
 from remnant.errors import InputError, expected
 from remnant.seeds import generator_for
 from remnant.store import Run, load_state, save_state
-from remnant.sweep.spaces import Axis, Choice, Space
 
 JOURNAL = "search.journal"
 DRIVER = "driver"  # the attribute of a trial that says which process runs it

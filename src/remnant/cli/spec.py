@@ -1,4 +1,9 @@
-"""`audit.yaml`: what is audited and how. Unknown keys are refused, every fault is said at once."""
+"""What a file or flags say: a target, and how it is attacked or audited.
+
+`TargetSpec` describes a target, `AttackSpec` one of `remnant reconstruct`, `AuditSpec` an audit and
+its target. Unknown keys are refused, every fault is said at once; flags are made from the fields.
+Nothing here imports torch before a value is checked, so that `--help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -18,13 +24,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from remnant.attacks.made import make_attack
-from remnant.errors import InputError, brief, cut, expected
-from remnant.scoring.score import THRESHOLD
+from remnant.errors import InputError, brief, cut, did_you_mean, expected
 
 LARGEST = 2**20  # bytes of a spec; anything larger is not one
-AttackName = Literal["ntk", "gradient", "kkt", "informed", "glm"]
 DEEPEST = 20  # levels of lists and mappings; a spec has three
 MOST = 20_000  # values in a spec: as many ids as a user lists; more take the parser seconds
 TEXT = 4096  # letters of one value: the longest path that Linux takes
@@ -52,6 +56,24 @@ def numbers(value: Any) -> Any:
     return value
 
 
+def attack_name(name: str) -> str:
+    """A name of the table of attacks."""
+    from remnant.attacks import ATTACKS
+
+    if name not in ATTACKS:
+        known = {"known": ", ".join(ATTACKS), "hint": did_you_mean(name, ATTACKS)}
+        raise PydanticCustomError("attack", "one of {known}", known)
+    return name
+
+
+def threshold() -> float:
+    """The correlation of a recovered record, unless told otherwise."""
+    from remnant.scoring.score import THRESHOLD
+
+    return THRESHOLD
+
+
+AttackName = Annotated[str, AfterValidator(attack_name)]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT)]
 Numbers = Annotated[Text, BeforeValidator(numbers)]
 
@@ -85,57 +107,121 @@ class Privacy(BaseModel):
         return values
 
 
-class AuditSpec(BaseModel):
-    """The fields of `audit.yaml`; the flags of `remnant audit` have the same names."""
+class TargetSpec(BaseModel):
+    """A released model and what else an adversary may hold, each field a flag of the same name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    weights: Path
-    data: Text
-    model: Text | None = None
-    initial: Path | None = None
-    gradient: Path | None = None
-    recipe: Path | None = None
-    targets: Annotated[int, Field(ge=1)] | tuple[Text, ...] | None = None
-    holdout: Text | None = None
-    public: Text | None = None
-    loss: Text | None = None
-    mean: Numbers | None = None
-    std: Numbers | None = None
-    bounds: Numbers | None = None
-    shape: Text | None = None
-    records: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    weights: Path = Field(
+        description="the released weights: safetensors, a state dict or a Lightning checkpoint; of "
+        "a linear model its coefficients as JSON or npz, or a skops file"
+    )
+    model: Text | None = Field(
+        None,
+        description="mlp:..., cnn:... or file.py:factory (only that file is imported); a plain "
+        "dense stack needs none",
+    )
+    initial: Path | None = Field(None, description="the weights before training")
+    gradient: Path | None = Field(
+        None, description="a captured gradient: one tensor per parameter, named alike"
+    )
+    recipe: Path | None = Field(None, description="how it was trained, as JSON, if it is known")
+    public: Text | None = Field(
+        None, description="records like them that were not trained on: a name, file or folder"
+    )
+    loss: Text | None = Field(None, description="the training loss, if it is known: ce, mse, ...")
+    mean: Numbers | None = Field(
+        None, description="subtracted from the data: numbers, a safetensors file, or 'public'"
+    )
+    std: Numbers | None = Field(None, description="by which the data was divided after that")
+    bounds: Numbers | None = Field(
+        None, description="smallest and largest value of the data, such as 0,1"
+    )
+    shape: Text | None = Field(None, description="of one record, such as 1x28x28")
+    records: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+        None, description="their number, if it is known"
+    )
+    data_dir: Path | None = Field(None, description="where data is looked for (or REMNANT_DATA)")
+
+
+class AttackSpec(TargetSpec):
+    """The target of `remnant reconstruct`: what an adversary may know of the records besides."""
+
+    coefficients: Path | None = Field(
+        None, description="of a linear model: JSON, npz or skops, in place of weights"
+    )
+    known: Text | None = Field(
+        None, description="all records but the unknown ones: a name, file or folder"
+    )
+    labels: Text | None = Field(
+        None, description="of the records sought, in any order, such as 3,1,1 (classes)"
+    )
+    label: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="the missing record's, if it is known"
+    )
+    refit: bool = Field(False, description="search through the solver, if need be")
+
+    @model_validator(mode="before")
+    @classmethod
+    def coefficients_are_weights(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("coefficients") is not None:
+            return {**values, "weights": values["coefficients"], "coefficients": None}
+        return values
+
+
+class AuditSpec(TargetSpec):
+    """The fields of `audit.yaml`; the flags of `remnant audit` have the same names."""
+
+    data: Text = Field(description="the records trained on: a name, file or folder")
+    holdout: Text | None = Field(
+        None, description="records like them that were not trained on: a name, file or folder"
+    )
+    targets: Annotated[int, Field(ge=1)] | tuple[Text, ...] | None = Field(
+        None,
+        description="records left out in turn for who knows all others: a number, or ids as a,b",
+    )
     privacy: Privacy | None = None
-    data_dir: Path | None = None
-    attacks: tuple[AttackName, ...] | None = None
+    attacks: tuple[AttackName, ...] | None = Field(
+        None, description="some of them, such as ntk,kkt (default: all that apply)"
+    )
     settings: dict[AttackName, dict[str, Any]] = Field(default_factory=dict)
-    threshold: Annotated[float, Field(gt=0, lt=1)] = THRESHOLD
+    threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default_factory=threshold, description="correlation of a recovered record"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     budget: Annotated[float, BeforeValidator(seconds), Field(gt=0, allow_inf_nan=False)] | None = (
-        None
+        Field(None, description="the most time for attacks, such as 10m")
     )
-    images: bool = True
-    redact: bool = False
+    images: bool = Field(True, description="leave originals and reconstructions out of the results")
+    redact: bool = Field(False, description="blur the originals")
 
 
 def read_spec(path: Path) -> AuditSpec:
     """The spec in a YAML file. Paths in it are relative to its folder."""
+    return check_spec(read_fields(path), str(path))
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """The fields of a YAML file, unchecked, paths as they are seen from here. A field may be a list
+    of such values, as in a sweep."""
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
-    folder = path.parent
-    for key in ("weights", "initial", "gradient", "recipe", "data_dir"):
-        if isinstance(values.get(key), str):
-            values[key] = str(folder / _home(values[key]))
-    for key in ("data", "holdout", "public", "mean", "std"):
-        name = values.get(key)
-        if isinstance(name, str) and name and _exists(folder / name):
-            values[key] = str(folder / name)
-    if isinstance(values.get("model"), str):
-        file, colon, factory = values["model"].rpartition(":")
-        if colon and file.endswith(".py") and _exists(folder / file):
-            values["model"] = f"{folder / file}:{factory}"
-    return check_spec(values, str(path))
+
+    def placed(key: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [placed(key, item) for item in value]
+        if not isinstance(value, str) or not value:
+            return value
+        if key in ("weights", "initial", "gradient", "recipe", "data_dir"):
+            return str(path.parent / _home(value))
+        file, colon, factory = value.rpartition(":") if key == "model" else (value, "", "")
+        there = file and (key != "model" or file.endswith(".py")) and _exists(path.parent / file)
+        return f"{path.parent / file}{colon}{factory}" if there else value
+
+    named = ("data", "holdout", "public", "mean", "std", "model")
+    beside = (*named, "weights", "initial", "gradient", "recipe", "data_dir")
+    return {key: placed(key, value) if key in beside else value for key, value in values.items()}
 
 
 def _home(text: str) -> Path:
@@ -152,39 +238,51 @@ def _exists(path: Path) -> bool:
         return False
 
 
+Spec = TypeVar("Spec", bound=TargetSpec)
+
+
 def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
-    """A valid spec, or one error that names every fault."""
+    """A valid spec of an audit, or one error that names every fault."""
+    from remnant.attacks.made import make_attack
+
+    spec = checked(AuditSpec, values, f"{where}: ")
+    for name, settings in spec.settings.items():
+        make_attack(name, settings)  # before anything is read or written
+    return spec
+
+
+def checked(kind: type[Spec], values: Mapping[str, Any], where: str) -> Spec:
+    """The values as a spec, or one error that names every fault after `where`."""
     try:
-        spec = AuditSpec(**values)
-        for name, settings in spec.settings.items():
-            make_attack(name, settings)  # before anything is read or written
-        return spec
+        return kind(**values)
     except ValidationError as error:
-        raise InputError(f"{where}: {'; '.join(_faults(error))}") from None
+        raise InputError(f"{where}{'; '.join(_faults(error, kind))}") from None
     except TypeError:  # a key that is not text
         raise InputError(expected(where, "names as keys", "something else")) from None
 
 
-def _faults(error: ValidationError) -> list[str]:
+def _faults(error: ValidationError, kind: type[TargetSpec]) -> list[str]:
     """A sentence a fault; the keys that there are stand once for all that are none of them."""
     faults, unknown = [], defaultdict(list)
     for fault in error.errors():
         place = ".".join(str(part) for part in fault["loc"]) or "spec"
         if fault["type"] == "extra_forbidden":
-            unknown[Privacy if len(fault["loc"]) > 1 else AuditSpec].append(place)
+            unknown[Privacy if len(fault["loc"]) > 1 else kind].append(place)
         else:
             faults.append(_fault(fault, place))
-    for kind, places in unknown.items():
+    for holder, places in unknown.items():
         got = "an unknown key" if len(places) == 1 else "unknown keys"
-        wanted = f"one of {', '.join(kind.model_fields)}"
-        faults.append(expected(", ".join(places), wanted, got))
+        wanted = f"one of {', '.join(holder.model_fields)}"
+        hint = did_you_mean(places[0].rpartition(".")[2], holder.model_fields)
+        faults.append(expected(", ".join(places), wanted, got, hint))
     return faults
 
 
 def _fault(fault: Any, place: str) -> str:
     if fault["type"] == "missing":
         return f"{place}: expected a value, got none"
-    return f"{cut(place, 100)}: expected {_wanted(fault['msg'])}, got {brief(fault['input'])}"
+    hint = fault.get("ctx", {}).get("hint", "")
+    return expected(cut(place, 100), _wanted(fault["msg"]), brief(fault["input"]), hint)
 
 
 def _wanted(message: str) -> str:

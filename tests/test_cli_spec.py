@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remnant.auditing.spec import LARGEST, AuditSpec, Privacy, check_spec, read_spec
+from remnant.cli.spec import LARGEST, AuditSpec, Privacy, check_spec, read_spec
 from remnant.errors import InputError
 from remnant.training import PrivateDescent
 from remnant.training.private import privacy
@@ -52,7 +52,8 @@ def test_every_fault_is_said_at_once():
     assert said.startswith("a.yaml: ")
     for part in ("weights: expected a value", "data: expected", "seed: expected", "attacks.0"):
         assert part in said
-    assert "wieghts: expected one of weights, data" in said
+    assert "wieghts: expected one of weights, " in said
+    assert said.endswith("did you mean weights?")
     assert "\n" not in said
 
 
@@ -151,7 +152,7 @@ def test_an_unknown_key_of_the_ledger_lists_the_ledgers_keys():
 def test_unknown_keys_share_one_list_of_keys():
     with pytest.raises(InputError) as said:
         check_spec(WHOLE | {"a": 1, "b": 2, "privacy": {"noise": 1, "steps": 2, "c": 3}}, "spec")
-    assert "a, b: expected one of weights, data" in str(said.value)
+    assert "a, b: expected one of weights, model" in str(said.value)
     assert "privacy.c: expected one of noise, steps" in str(said.value)
     assert str(said.value).count("weights") == str(said.value).count("delta") == 1
 

@@ -1,0 +1,136 @@
+"""What an attack's own file says of it besides how it runs; verbs, audits and searches read it.
+
+`About` holds the words and the flags, `Scene` is what an attack may know of an audit before it is
+played. Neither ever holds a record that the attack is to find.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from remnant.attacks.spaces import Space
+from remnant.models.linear_files import LinearModel
+from remnant.solvers.layers import Pair, first_pair
+from remnant.types import Candidates, Examples, Target
+
+HELD = ("model", "records", "public", "mean", "std", "bounds", "shape")  # what most may hold
+SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
+LINEAR = "it is a linear model, without hidden layers"
+
+
+def setting(default: Any, words: str, *, flag: str | bool = True) -> Any:
+    """A field of an attack: its default and what `--help` says of it.
+
+    flag: another name on the command line; False where only a file can set it.
+    """
+    return dataclasses.field(default=default, metadata={"help": words, "flag": flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one run of an attack is expected to take: billions of multiply-adds, and bytes."""
+
+    work: float
+    memory: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scene:
+    """What an audit tells an attack beforehand: the target, how many records were trained on, by
+    which loss, and whether their labels are numbers rather than classes."""
+
+    target: Target
+    records: int
+    loss: str
+    regression: bool = False
+
+    @property
+    def linear(self) -> bool:
+        return isinstance(self.target.model, LinearModel)
+
+    @property
+    def batch_norm(self) -> bool:
+        kinds = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(module, kinds) for module in self.target.model.modules())
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.target.model.parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveOne:
+    """For an adversary who knows every record but one: an audit leaves records out in turn.
+
+    most: how many of them unless told otherwise. target: what the adversary holds, given the
+    audited target, the known records, the label of the one left out, and its number in the turn.
+    last_alone: whether only the last record of the training data can be left out.
+    """
+
+    most: int
+    target: Callable[[Target, Examples, Tensor, int], Target]
+    last_alone: Callable[[Target], bool] = lambda target: False
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """An adversary in words, and what of the target's description it is given.
+
+    summary, example: of `remnant reconstruct`. needs, takes: fields of `AttackSpec` that it must or
+    may be given. title, holds, defence: for the report.
+    missing: the part of Knowledge without which it does not begin, and stronger: what an audit
+    without it is advised. counting: settings with which it reads off the number of records.
+    leave_one: how an audit plays who knows all records but one. shadows: whether it trains shadow
+    models, which may be kept and spread. spaces: what `sweep` may vary, by name.
+    """
+
+    summary: str
+    example: str
+    title: str
+    holds: str
+    defence: str
+    needs: tuple[str, ...] = ("weights",)
+    takes: tuple[str, ...] = HELD
+    missing: str = ""
+    stronger: str = ""
+    counting: Mapping[str, Any] | None = None
+    leave_one: LeaveOne | None = None
+    shadows: bool = False
+    spaces: Mapping[str, Space] = field(default_factory=dict)
+
+
+class Attack(Protocol):
+    """A frozen dataclass of hyperparameters. It sees the target and a generator, nothing else."""
+
+    about: ClassVar[About]
+
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates: ...
+
+    def why_not(self, scene: Scene) -> str | None:
+        """Why there is no such adversary here, in a sentence; None where it applies."""
+        ...
+
+    def cost(self, scene: Scene) -> Cost:
+        """Of one run."""
+        ...
+
+    def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
+        """A target as hard as the scene's that must leak these records, none of them audited."""
+        ...
+
+
+def graph_cost(scene: Scene, factor: float) -> Cost:
+    """Of a search through the first two dense layers, d inputs and w neurons: fitted by eye to
+    measured runs, which take some `factor` N^2 w multiply-adds."""
+    pair, n = first_pair(scene.target.model, after_convolutions=True), scene.records
+    w, d = 1, math.prod(scene.target.input_shape)
+    if isinstance(pair, Pair):
+        w, d = scene.target.weights[pair.first.weight].shape
+    return Cost(work=factor * n * n * w * 1e-9, memory=8.0 * (6 * d * w + 40 * n * w + 4 * w * w))

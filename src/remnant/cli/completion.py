@@ -1,0 +1,64 @@
+"""`remnant completion bash`: a script by which a shell completes verbs and flags."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from remnant.cli.common import DONE, add_verb
+from remnant.cli.flags import Parser
+
+SCRIPT = """_remnant() {{
+    local at=remnant words= word
+    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+        case "$at $word" in
+            {verbs}) at="$at $word" ;;
+        esac
+    done
+    case "$at" in
+        {flags}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _remnant remnant
+"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+def add(verbs: Any) -> None:
+    parser = add_verb(
+        verbs,
+        "completion",
+        "print what makes a shell complete verbs and flags",
+        'eval "$(remnant completion bash)", in ~/.bashrc',
+        shared=(),
+    )
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from remnant.cli import parser
+
+    words = dict(walk(parser(), "remnant"))
+    verbs = " | ".join(shlex.quote(at) for at in words if at != "remnant")
+    lines = (f"{shlex.quote(at)}) words={shlex.quote(' '.join(w))} ;;" for at, w in words.items())
+    script = SCRIPT.format(verbs=verbs, flags="\n        ".join(lines))
+    print(ZSH * (arguments.shell == "zsh") + script, end="")
+    return DONE
+
+
+def walk(parser: Parser, at: str) -> Iterator[tuple[str, list[str]]]:
+    """Each verb with those above it, and what may follow it."""
+    words, below = [], []
+    for action in parser.filled()._actions:
+        words += [flag for flag in action.option_strings if flag.startswith("--")]
+        if isinstance(action, argparse._SubParsersAction):
+            below += list(action.choices.items())
+        elif action.choices and not action.option_strings:
+            words += map(str, action.choices)
+    yield at, [*(name for name, _ in below), *words]
+    for name, verb in below:
+        yield from walk(verb, f"{at} {name}")

@@ -1,0 +1,49 @@
+"""The gradient of the training loss over a batch, as a client of federated learning sends it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from remnant.errors import InputError, expected
+from remnant.models.foreign import real_outputs
+from remnant.training.losses import Loss, check_labels, loss_named
+from remnant.types import Examples
+
+
+def batch_gradient(
+    model: nn.Module, loss: str | Loss, batch: Examples | tuple[Tensor, Tensor]
+) -> dict[str, Tensor]:
+    """The gradient of the loss over a batch at the model's weights, by parameter name.
+
+    loss: a name from remnant.training.LOSSES, or a function (outputs, labels) -> one number.
+    batch: inputs in the model's own scale and labels. The model's mode (training or evaluation),
+    its `requires_grad` flags and any gradients it holds stay as they are; frozen parameters are
+    left out, and parameters that the loss does not reach have gradient zero. A forward pass in
+    training mode still moves batch norm's running statistics, as it does in training.
+    """
+    inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Examples) else batch
+    if len(inputs) != len(labels) or not len(inputs):
+        got = f"{len(inputs)} inputs and {len(labels)} labels"
+        raise InputError(expected("batch", "one label an input, at least one", got))
+    trained = trained_parameters(model)
+    with torch.enable_grad():
+        outputs = real_outputs(model(inputs), len(inputs), "model")
+        if isinstance(loss, str):
+            check_labels(loss, outputs, labels)
+        value = (loss_named(loss) if isinstance(loss, str) else loss)(outputs, labels)
+        if value.numel() != 1:
+            raise InputError(expected("loss", "one number", tuple(value.shape), "take its mean"))
+        found = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
+        for (name, parameter), gradient in zip(trained.items(), found, strict=True)
+    }
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        do = "set requires_grad on those that are trained"
+        raise InputError(expected("model", "parameters that are trained", "none", do))
+    return trained
