@@ -8,18 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
+from remnant.bundle import NULLS
 from remnant.cli.common import console, plain
 from remnant.store import Run
 from remnant.types import Finding, Target
 
-NULL_NAMES = {
-    "held_out": "null: held-out records",
-    "nearest_public": "null: nearest public record",
-    "public_mean": "null: mean of a class",
-    "blends": "null: blends of two records",
-    "span_noise": "null: noise in their span",
-}
-FILES = ("sheet.png", "curve.png", "spectrum.png", "finding.json", "candidates.safetensors")
+FILES = ("sheet.png", "curve.svg", "spectrum.svg", "finding.json", "candidates.safetensors")
 
 
 def show_finding(finding: Finding, run: Run, arguments: argparse.Namespace) -> None:
@@ -87,9 +81,9 @@ def scores_table(finding: Finding) -> Table:
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
     table.add_row("reconstructions", *_cells(finding.summary, finding.records), style="bold")
-    for name, words in NULL_NAMES.items():
+    for name, (words, _) in NULLS.items():
         if name in finding.nulls:
-            table.add_row(words, *_cells(finding.nulls[name], finding.records))
+            table.add_row(f"null: {words}", *_cells(finding.nulls[name], finding.records))
     return table
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 import warnings
@@ -18,9 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remnant.errors import cut, printable
-from remnant.report.curve import INK, name_ends, plain, png
+from remnant.report.charts import spread
 
-# Okabe and Ito's colours again; markers and dashes say it a second and third time.
+INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers and dashes say it again.
 LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("#d55e00", "-", "o"),
     ("#0072b2", "--", "s"),
@@ -31,7 +34,6 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 )
 WIDE, HIGH = 4.6, 3.0  # inches of one panel
 COLUMNS = 3
-LONGEST_WORD = 60  # letters of a name beside a line; a longer path would leave no room for it
 Row = Mapping[str, Any]
 Place = float | str  # a number, or the name of a step that has no size
 
@@ -121,7 +123,6 @@ def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
     columns = max(1, min(COLUMNS, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     size = (WIDE * columns, HIGH * rows + 0.4)
-    panels = [_literal(panel) for panel in panels]
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     if title:
         lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
@@ -136,41 +137,30 @@ def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
         _draw(axes, panel, looks, low, high)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks are boxes
-        return png(figure)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", metadata={"Software": None})
+        return stream.getvalue()
 
 
-def _literal(panel: Panel) -> Panel:
-    """The panel with words as they are: names from files are neither formulas nor commands."""
-
-    def plainly(text: Place) -> Any:
-        shown = cut(printable(text), LONGEST_WORD) if isinstance(text, str) else text
-        return shown.replace("$", r"\$") if isinstance(shown, str) else shown
-
-    lines = tuple(
-        replace(line, name=plainly(line.name), x=tuple(map(plainly, line.x)))
-        for line in panel.lines
-    )
-    return replace(
-        panel,
-        title=plainly(panel.title),
-        across=plainly(panel.across),
-        up=plainly(panel.up),
-        places=tuple(map(plainly, panel.places)),
-        lines=lines,
-    )
+def _literal(words: str) -> str:
+    """Names from files as they are, neither formulas nor commands, and not too long to draw."""
+    return cut(printable(words), 60).replace("$", r"\$")
 
 
 def _furnish(axes: Axes, panel: Panel, *, labelled: bool) -> None:
-    plain(axes)
-    axes.tick_params(which="both", labelsize=8)
-    axes.set_title(panel.title, color=INK, fontsize=10, loc="left")
-    axes.set_xlabel(panel.across, color=INK, fontsize=9)
-    axes.set_ylabel(panel.up if labelled else "", color=INK, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, which="both", labelsize=8)
+    axes.grid(axis="y", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(_literal(panel.title), color=INK, fontsize=10, loc="left")
+    axes.set_xlabel(_literal(panel.across), color=INK, fontsize=9)
+    axes.set_ylabel(_literal(panel.up) if labelled else "", color=INK, fontsize=9)
     places = panel.places
     if panel.log_x:
         axes.set_xscale("log")
     at = _positions(panel)
-    axes.set_xticks(at, [_word(place) for place in places])  # what was measured, no more
+    axes.set_xticks(at, [_literal(_word(place)) for place in places])  # what was measured, no more
     margin = 0.05 * (at[-1] - at[0]) or 0.5
     if panel.log_x:
         factor = (at[-1] / at[0]) ** 0.05 if at[-1] > at[0] else 2.0
@@ -219,4 +209,30 @@ def _draw(
         last = points[-1] if points else (missing[-1], high)
         ends.append((*last, line.name, colour))
     if len(looks) > 1:
-        name_ends(axes, ends, height=0.7 * HIGH, size=8.0)
+        _name_ends(axes, ends, height=0.7 * HIGH, size=8.0)
+
+
+def _name_ends(
+    axes: Axes, ends: Sequence[tuple[float, float, str, str]], *, height: float, size: float
+) -> None:
+    """Each name (x, y, name, colour) at the right, beside its line's end, moved apart where names
+    of that size would meet. height: of the axes in inches, near enough."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)  # names must not move it
+    scale = math.log10 if axes.get_yscale() == "log" else float
+    points = 72.0 * height
+    shares = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for _, y, _, _ in ends]
+    places = spread([share * points for share in shares], 1.5 * size)
+    leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2, "relpos": (0.0, 0.5)}
+    for (x, y, name, colour), place in zip(ends, places, strict=True):
+        axes.annotate(
+            _literal(name),
+            (x, y),
+            xytext=(1.03, place / points),
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            fontsize=size,
+            arrowprops=leader | {"color": colour},
+            annotation_clip=False,
+        )
