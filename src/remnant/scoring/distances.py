@@ -8,6 +8,7 @@ arithmetic is float64, and n x m x d is never formed. A NaN in an input is a NaN
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from skimage.metrics import structural_similarity
@@ -50,9 +51,9 @@ def ssim(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
     require_images(records, images, "ssim")
     window, axis = ssim_window(tuple(records.shape[1:])), 0 if records.ndim == 4 else None
     settings = {"win_size": window, "data_range": data_range, "channel_axis": axis}
+    compare = partial(structural_similarity, **settings)
     pairs = zip(*(x.detach().cpu().double().numpy() for x in (records, images)), strict=True)
-    found = [structural_similarity(a, b, **settings) for a, b in pairs]
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor([compare(a, b) for a, b in pairs], dtype=torch.float64)
 
 
 def ssim_window(shape: tuple[int, ...]) -> int:
