@@ -18,7 +18,7 @@ from markupsafe import Markup
 from scipy.optimize import isotonic_regression
 
 from remnant.bundle import null_words
-from remnant.report.figures import CANDIDATES, Bound, Exposure, Rate, Series, Spectrum
+from remnant.report.figures import CANDIDATES, Exposure, Series, Spectrum
 from remnant.report.sheet import short_number
 
 WIDE, HIGH = 420, 280
@@ -102,7 +102,7 @@ def spectrum_chart(data: Spectrum, shown: int | None = None) -> Markup:
     count = data.counted if data.counted is not None and data.tells else 0
     for name, start, part in (("inside", 0, values[:count]), ("outside", count, values[count:])):
         dots = "".join(
-            f"M{_at(frame.x(start + k + 1))} {_at(frame.y(max(value, floor)))}h0"
+            f"M{at(frame.x(start + k + 1))} {at(frame.y(max(value, floor)))}h0"
             for k, value in enumerate(part)
         )
         if dots:
@@ -138,41 +138,8 @@ def exposure_chart(data: Exposure) -> Markup:
     circle = Markup('<circle r="{}" class="point {}" cx="{}" cy="{}"/>')
     for x, y, recovered in data.points:
         look = (3.2, "inside") if recovered else (2.6, "outside")
-        frame.add(circle.format(*look, _at(frame.x(x)), _at(frame.y(y))))
+        frame.add(circle.format(*look, at(frame.x(x)), at(frame.y(y))))
     return _svg(frame.parts, f"Correlation of each record against its {data.across}")
-
-
-def bound_chart(data: Bound) -> Markup:
-    """The measured share with its interval, above a bar for each bound."""
-    step, right, top = 44, WIDE - 60, 26
-    parts: list[Markup] = []
-
-    def x(share: float) -> float:
-        return max(0.0, min(1.0, share)) * right
-
-    for k, (name, share) in enumerate([("measured", data.measured.share), *data.bounds]):
-        y = top + k * step
-        look, bar = ("strong", "bar") if k == 0 else ("", "bar allowed")
-        parts += [_text(0, y - 8, name, look, "start"), _bar(y - 2, right, 8, "track")]
-        parts.append(_bar(y - 2, x(share), 8, bar))
-        if k == 0:
-            low, high = x(data.measured.low), x(data.measured.high)
-            parts.append(_rule(low, y + 2, high, y + 2, "whisker"))
-        parts.append(_text(right + 8, y + 6, percent(share), look, "start"))
-    words = f"Measured share {percent(data.measured.share)} beside the bounds"
-    return _svg(parts, words, height=top + (1 + len(data.bounds)) * step - 26)
-
-
-def rate_chart(rate: Rate) -> Markup:
-    """One row's share and its interval, small enough for a table's cell."""
-    wide, y = 120, 9
-    parts = [
-        _bar(y - 3, wide, 6, "track"),
-        _bar(y - 3, rate.share * wide, 6, f"bar {rate.name}"),
-        _rule(rate.low * wide, y, rate.high * wide, y, "whisker"),
-    ]
-    words = f"{percent(rate.share)}, 95% interval {percent(rate.low)} to {percent(rate.high)}"
-    return _svg(parts, words, width=wide, height=18, kind="rate")
 
 
 def percent(share: float) -> str:
@@ -180,6 +147,11 @@ def percent(share: float) -> str:
     value = 100.0 * share
     near = value in (0.0, 100.0) or 10.0 <= value <= 90.0
     return f"{value:.0f}%" if near else f"{value:.1f}%"
+
+
+def at(value: float) -> str:
+    """A place in a drawing, to a tenth."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def power(exponent: int) -> str:
@@ -270,11 +242,7 @@ def _label_ends(frame: Frame, ends: Sequence[tuple[tuple[float, float], str, str
 
 
 def _line(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{_at(x)} {_at(y)}" for x, y in points) + ("h.1" * (len(points) == 1))
-
-
-def _at(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return "M" + "L".join(f"{at(x)} {at(y)}" for x, y in points) + ("h.1" * (len(points) == 1))
 
 
 def _path(d: str, kind: str) -> Markup:
@@ -282,22 +250,14 @@ def _path(d: str, kind: str) -> Markup:
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    return _path(f"M{_at(x1)} {_at(y1)}L{_at(x2)} {_at(y2)}", kind)
-
-
-def _bar(y: float, width: float, height: float, kind: str) -> Markup:
-    shape = Markup('<rect x="0" y="{}" width="{}" height="{}" rx="2" class="{}"/>')
-    return shape.format(_at(y), _at(width), _at(height), kind)
+    return _path(f"M{at(x1)} {at(y1)}L{at(x2)} {at(y2)}", kind)
 
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str) -> Markup:
     shape = Markup('<text x="{}" y="{}" class="{}" text-anchor="{}">{}</text>')
-    return shape.format(_at(x), _at(y), kind, anchor, words)
+    return shape.format(at(x), at(y), kind, anchor, words)
 
 
-def _svg(
-    parts: Sequence[Markup], words: str, *, width: int = WIDE, height: int = HIGH,
-    kind: str = "chart",
-) -> Markup:  # fmt: skip
-    start = Markup('<svg viewBox="0 0 {} {}" class="{}" role="img" aria-label="{}">')
-    return start.format(width, height, kind, words) + Markup("").join(parts) + Markup("</svg>")
+def _svg(parts: Sequence[Markup], words: str) -> Markup:
+    start = Markup('<svg viewBox="0 0 {} {}" class="chart" role="img" aria-label="{}">')
+    return start.format(WIDE, HIGH, words) + Markup("").join(parts) + Markup("</svg>")

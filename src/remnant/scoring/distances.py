@@ -50,8 +50,9 @@ def ssim(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
     """Structural similarity of n pairs of images (h x w, or channels x h x w), larger is better."""
     require_images(records, images, "ssim")
     window, axis = ssim_window(tuple(records.shape[1:])), 0 if records.ndim == 4 else None
-    settings = {"win_size": window, "data_range": data_range, "channel_axis": axis}
-    compare = partial(structural_similarity, **settings)
+    compare = partial(
+        structural_similarity, win_size=window, data_range=data_range, channel_axis=axis
+    )
     pairs = zip(*(x.detach().cpu().double().numpy() for x in (records, images)), strict=True)
     return torch.tensor([compare(a, b) for a, b in pairs], dtype=torch.float64)
 

@@ -41,8 +41,8 @@ SECTIONS = {  # a template each, in the page's order: its name in the navigation
 }
 FILTERS = (
     *(figures.bound_data, figures.curve_data, figures.exposure_data, figures.rates),
-    *(charts.bound_chart, charts.curve_chart, charts.exposure_chart, charts.rate_chart),
-    *(figures.spectrum_data, charts.spectrum_chart, charts.percent, short_number, median),
+    *(charts.curve_chart, charts.exposure_chart, charts.spectrum_chart, figures.spectrum_data),
+    *(charts.at, charts.percent, short_number, median),
     *(facts.beyond, facts.choices, facts.exact, facts.headline, facts.indented, facts.keys),
     *(facts.own_code, facts.verdict_of, facts.words),
 )
