@@ -45,11 +45,9 @@ class Frame:
 
 def svg_file(chart: Markup) -> bytes:
     """The chart as an SVG file: light colours are spelt out, for viewers without CSS variables."""
-    here = files("remnant.report")
-    light = here.joinpath("page", "style.css").read_text("utf-8").partition("}")[0]
+    light = own_file("page/style.css").partition("}")[0]
     palette = dict(re.findall(r"--([\w-]+): (.*);", light))
-    style = here.joinpath("charts.css").read_text("utf-8")
-    style = re.sub(r"var\(--([\w-]+)\)", lambda found: palette[found[1]], style)
+    style = re.sub(r"var\(--([\w-]+)\)", lambda found: palette[found[1]], own_file("charts.css"))
     width, height = WIDE + 48, HIGH + 32  # names at the right may be longer than their room
     whole = Markup(
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{2}" height="{3}">'
@@ -58,6 +56,11 @@ def svg_file(chart: Markup) -> bytes:
     )
     around = (width, height, 2 * width, 2 * height, Markup(style), palette["paper"])
     return clean(whole.format(*around, WIDE, HIGH, chart)).encode()
+
+
+def own_file(name: str) -> str:
+    """A style or script of the report's own, as text."""
+    return files("remnant.report").joinpath(name).read_text("utf-8")
 
 
 def clean(text: str) -> str:

@@ -12,8 +12,7 @@ from typing import Literal
 
 from remnant.errors import printable
 
-Kind = Literal["number", "integer"] | tuple[str, ...]
-"""A feature's values: any number, whole ones, or categories by their position."""
+Kind = Literal["number", "integer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,6 @@ class Row:
 class RecordTable:
     """A recovered record, feature by feature, and how many features agree with the truth."""
 
-    title: str
     rows: tuple[Row, ...]
 
     @property
@@ -53,12 +51,11 @@ def record_table(
     features: Sequence[str] = (),
     kinds: Sequence[Kind] = (),
     spread: Sequence[float] = (),
-    title: str = "recovered record",
 ) -> RecordTable:
     """Rows for a record of d numbers; `spread` is each feature's standard deviation.
 
-    Whole numbers and categories are rounded and agree if they are equal; other numbers agree
-    within a hundredth of their size or, where it is known and larger, of their spread.
+    Whole numbers are rounded and agree if they are equal; other numbers agree within a hundredth
+    of their size or, where it is known and larger, of their spread.
     """
     count = len(recovered)
     given = {"true": true, "features": features, "kinds": kinds, "spread": spread}
@@ -70,16 +67,13 @@ def record_table(
         kind = kinds[i] if kinds else "number"
         truth = None if true is None else true[i]
         shown, clear = spell(value, kind)
-        agrees = None
-        if truth is not None and kind == "number":
-            room = 0.01 * max(abs(truth), spread[i] if spread else 0.0)
-            agrees = abs(value - truth) <= room
-        elif truth is not None:
-            agrees = shown == spell(truth, kind)[0]
         name = features[i] if features else f"feature {i}"
         told = None if truth is None else spell(truth, kind)[0]
+        agrees = None if truth is None else shown == told
+        if truth is not None and kind == "number":
+            agrees = abs(value - truth) <= 0.01 * max(abs(truth), spread[i] if spread else 0.0)
         rows.append(Row(feature=name, recovered=shown, true=told, clear=clear, agrees=agrees))
-    return RecordTable(title=title, rows=tuple(rows))
+    return RecordTable(rows=tuple(rows))
 
 
 def spell(value: float, kind: Kind) -> tuple[str, bool]:
@@ -89,13 +83,7 @@ def spell(value: float, kind: Kind) -> tuple[str, bool]:
         return "unknown", False
     if kind == "number":
         return f"{value:.5g}", True
-    whole = round(value)
-    clear = abs(value - whole) <= 0.25
-    if kind == "integer":
-        return str(whole), clear
-    if not 0 <= whole < len(kind):
-        return f"no category ({value:.5g})", False
-    return kind[whole], clear
+    return str(round(value)), abs(value - round(value)) <= 0.25
 
 
 def text_table(table: RecordTable) -> str:
@@ -113,4 +101,4 @@ def text_table(table: RecordTable) -> str:
     wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
     shown.insert(1, ["-" * width for width in wide])
     body = ["  ".join(map(str.ljust, line, wide)).rstrip() for line in shown]
-    return "\n".join([table.title, *body]) + "\n"
+    return "\n".join(["recovered record", *body]) + "\n"

@@ -11,7 +11,6 @@ import io
 import math
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from urllib.parse import quote
@@ -50,8 +49,8 @@ FILTERS = (
 
 def page(audit: Audit, pictures: Pictures) -> str:
     """The audit's page. The same audit and pictures give the same bytes."""
-    style = _ours("charts.css") + _ours("page/style.css")
-    script = _ours("page/script.js")
+    style = charts.own_file("charts.css") + charts.own_file("page/style.css")
+    script = charts.own_file("page/script.js")
     attacked = any(row.finding is not None for row in audit.attacks)
     exposed = facts.exposed_ids(audit)
     present = {"records": attacked, "evidence": attacked, "next": audit.advice}
@@ -75,7 +74,7 @@ def page(audit: Audit, pictures: Pictures) -> str:
             sections=[(k, words) for k, words in SECTIONS.items() if present.get(k, True)],
             images_of=images_of,
             features_of=lambda card: facts.feature_table(card, audit, pictures),
-            exposed_file=_text_file(exposed),
+            exposed_file=quote("\n".join([*exposed, ""]), errors="replace"),
             style=Markup(style), script=Markup(script), policy=_policy(style, script),
         )  # fmt: skip
     except UndefinedError as error:  # the bundle was edited by hand
@@ -115,14 +114,6 @@ def _templates() -> Environment:
     )
     made.filters |= {function.__name__: function for function in FILTERS}
     return made
-
-
-def _ours(name: str) -> str:
-    return files("remnant.report").joinpath(name).read_text("utf-8")
-
-
-def _text_file(lines: list[str]) -> str:
-    return "data:text/plain;charset=utf-8," + quote("\n".join(lines) + "\n", errors="replace")
 
 
 def _policy(style: str, script: str) -> str:
