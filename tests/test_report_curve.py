@@ -38,15 +38,16 @@ def test_the_curve_is_sorted_and_counts_who_is_missing():
 
 
 def test_a_chart_is_a_file_of_its_own_without_variables_or_scripts():
-    bytes_ = svg_file(curve_chart(curve_data(finding(nulls={EVIL: {"squared_l2": [9.0]}}))))
-    assert bytes_ == svg_file(curve_chart(curve_data(finding(nulls={EVIL: {"squared_l2": [9.0]}}))))
-    drawn = fromstring(bytes_)
+    file = svg_file(curve_chart(curve_data(finding(nulls={EVIL: {"squared_l2": [9.0]}}))))
+    assert file == svg_file(curve_chart(curve_data(finding(nulls={EVIL: {"squared_l2": [9.0]}}))))
+    drawn = fromstring(file)
     tags = {part.tag.rpartition("}")[2] for part in drawn.iter()}
     assert tags == {"svg", "style", "rect", "path", "text"}
-    assert b"var(" not in bytes_
+    assert b"var(" not in file
     said = [part.text for part in drawn.iter() if part.tag.endswith("text")]
     assert EVIL in said
     assert "reconstructions" in said
+    assert b"no record has a candidate" in svg_file(curve_chart([]))
     fromstring(svg_file(spectrum_chart(spectrum_data(finding()))))
     fromstring(svg_file(curve_chart([Series(name="\x00\ud800", distances=(1.0,), unmatched=0)])))
 

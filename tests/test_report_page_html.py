@@ -371,12 +371,20 @@ def test_the_verb_leaves_out_and_blurs(tmp_path, capsys):
         verb.run(arguments(run.path, "--out", blocked / "x"))
 
 
-def test_a_bundle_edited_by_hand_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda attack: attack["finding"].update(nulls=["edited"]),
+        lambda attack: attack.update(settings=["edited"]),
+        lambda attack: attack["control"].update(reason=None) or attack.update(bound=["edited"]),
+    ],
+)
+def test_a_bundle_edited_by_hand_is_one_line(tmp_path, edit):
     run = open_run(tmp_path / "run", {})
     write_bundle(run, *audit())
     file = run.path / "finding.json"
     values = json.loads(file.read_text())
-    values["attacks"][0]["finding"]["nulls"] = ["edited"]
+    edit(values["attacks"][1])
     file.write_text(json.dumps(values))
     finish(run)
     with pytest.raises(InputError, match=r"expected values of remnant.audit/1, got others"):

@@ -89,6 +89,8 @@ def curve_chart(data: Sequence[Series]) -> Markup:
         words = words.removesuffix(" records").removesuffix(" record")  # the axis says it
         ends.append((points[-1], words, "strong end" if mine else "end"))
     _label_ends(frame, ends)
+    if not drawn:
+        frame.add(_text(WIDE / 2, HIGH / 2, "no record has a candidate", "name", "middle"))
     return _svg(frame.parts, "Reconstruction curve: sorted squared distances of records and nulls")
 
 
@@ -131,7 +133,7 @@ def exposure_chart(data: Exposure) -> Markup:
         (low / room, high * room) if log else (low - room, high + room),
         (math.floor(lowest * 2) / 2, 1.0), log=False, log_across=log,
         across=data.across, up="correlation",
-        ticks=_decades(low, high) if log else _numbered(_steps(low, high)),
+        ticks=_decades(low, high) if log else _steps(low, high),
     )  # fmt: skip
     if data.threshold is not None:
         y = frame.y(data.threshold)
@@ -193,10 +195,10 @@ def _frame(
     y = _scale(up_span, (bottom, top), log=log)
     x = _scale(across_span, (left + 6, right - 6), log=log_across)
     frame = Frame(x=x, y=y, right=right, parts=[])
-    for value, words in _decades(*up_span) if log else _numbered(_steps(*up_span)):
+    for value, words in _decades(*up_span) if log else _steps(*up_span):
         frame.add(_rule(left, y(value), right, y(value), "grid"))
         frame.add(_text(left - 7, y(value) + 4, words, "tick", "end"))
-    for value, words in ticks or _numbered(_steps(*across_span, whole=True)):
+    for value, words in ticks or _steps(*across_span, whole=True):
         frame.add(_text(x(value), bottom + 17, words, "tick", "middle"))
     frame.add(_rule(left, bottom, right, bottom, "axis"))
     frame.add(_text((left + right) / 2, HIGH - 6, across, "name", "middle"))
@@ -210,10 +212,6 @@ def _scale(span: tuple[float, float], places: tuple[float, float], *, log: bool)
     return lambda value: start + (through(value) - low) / (high - low) * (end - start)
 
 
-def _numbered(values: Sequence[float]) -> list[tuple[float, str]]:
-    return [(value, f"{value:g}") for value in values]
-
-
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
     """Powers of ten within the span, six or so."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
@@ -221,17 +219,18 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
     return [(10.0**k, power(k)) for k in range(first, last + 1, every)]
 
 
-def _steps(low: float, high: float, *, whole: bool = False) -> list[float]:
+def _steps(low: float, high: float, *, whole: bool = False) -> list[tuple[float, str]]:
     """About four round numbers within the span."""
     if high <= low:
-        return [low]
+        return [(low, f"{low:g}")]
     rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))
     step = min((m * size for m in (1, 2, 5, 10)), key=lambda s: abs(s - rough))
     step = max(1.0, round(step)) if whole else step
     first = math.ceil(low / step)
     ticks = [round(k * step, 12) for k in range(first, math.floor(high / step) + 1)]
-    return [low, *(t for t in ticks if t > low)] if whole and low == 1 else ticks
+    ticks = [low, *(t for t in ticks if t > low)] if whole and low == 1 else ticks
+    return [(tick, f"{tick:g}") for tick in ticks]
 
 
 def _label_ends(frame: Frame, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
