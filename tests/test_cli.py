@@ -37,8 +37,9 @@ def test_demo_recovers_everything_and_writes_what_it_promises(tmp_path, capsys):
     assert min(r["correlation"] for r in finding["per_record"]) > 0.99
     assert finding["nulls"]["held_out"]["recovered"] < 3
     assert json.loads((out / "finding.json").read_text()) == finding
-    for name in ("sheet.png", "curve.png", "spectrum.png"):
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert (out / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("curve.svg", "spectrum.svg"):
+        assert (out / name).read_bytes().startswith(b"<svg")
     assert load_file(out / "candidates.safetensors")["inputs"].shape == (12, 1, 25, 25)
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]

@@ -11,18 +11,9 @@ import torch
 from audits import EVIL, KKT, NTK, N, audit, evil_audit, sides
 from remnant.bundle import Attacked, Verdict
 from remnant.errors import InputError, RemnantError, StoreError
+from remnant.report.figures import Rate, bound_data, exposure_data, rates
 from remnant.report.page import Pictures, read_bundle, redact, without_images, write_bundle
-from remnant.report.page.facts import (
-    Rate,
-    bound_data,
-    cards,
-    classes,
-    exposure_data,
-    feature_table,
-    headline,
-    rates,
-    verdict_of,
-)
+from remnant.report.page.facts import cards, choices, feature_table, headline, verdict_of
 from remnant.report.page.files import BLURRED_TO, blur
 from remnant.store import open_run
 from remnant.types import Finding
@@ -177,7 +168,7 @@ def test_cards_are_sorted_by_exposure_over_all_adversaries(tmp_path):
         assert pictures.ids[card.original] == card.name
     top = shown[0]
     assert torch.equal(pictures.originals[top.original], pictures.candidates[NTK][top.candidate])
-    assert dict(top.scores)["correlation"] == pytest.approx(1.0)
+    assert dict(top.scores)["correlation"] == "1.0000"
     assert sum(c.candidate is None for c in shown) == N - 9  # the poor attack has nine
 
 
@@ -214,9 +205,14 @@ def test_classes_are_few_and_numbers_in_order(tmp_path):
     shown, _ = cards(whole, pictures)
     one = shown[0]
     labelled = [replace(one, label=label) for label in ("10", "9", "cat", "9", None)]
-    assert classes(labelled) == ["9", "10", "cat"]
-    assert classes([one, one]) == []
-    assert classes([replace(one, label=str(k)) for k in range(1000)]) == []
+    assert choices(whole, labelled) == [
+        ("label", "Class", "every class", [("9", "9"), ("10", "10"), ("cat", "cat")])
+    ]
+    assert choices(whole, [one, one]) == []
+    assert choices(whole, [replace(one, label=str(k)) for k in range(1000)]) == []
+    fields = {name: [text for _, text in options] for name, _, _, options in choices(whole, shown)}
+    assert fields["attack"] == [row.title for row in whole.attacks[:2]]
+    assert fields["recovered"] == ["recovered", "not recovered"]
 
 
 def test_rates_have_nulls_excess_and_control():

@@ -8,8 +8,16 @@ import torch
 from PIL import Image
 
 from remnant.errors import InputError
-from remnant.report import candidates_sheet, draw_sheet, drawable, finding_sheet, sheet_layout
-from remnant.report.sheet import EXPOSED, LIMIT, _fit, _font, record_caption, short_number
+from remnant.report import candidates_sheet, draw_sheet, drawable, finding_sheet
+from remnant.report.sheet import (
+    EXPOSED,
+    LIMIT,
+    _fit,
+    _font,
+    record_caption,
+    sheet_layout,
+    short_number,
+)
 from remnant.types import Candidates, Examples, Finding, Status
 
 
@@ -91,9 +99,9 @@ def test_colours_bounds_and_values_outside_them():
     assert page[v + 5, u + 5].tolist() == [255, 128, 64]
 
 
-@pytest.mark.parametrize("missing", [None, torch.nan])
-def test_what_was_not_found_is_hatched_and_what_was_recovered_framed(missing):
-    found = [images(1, 20, 20)[0], None if missing is None else torch.full((20, 20), missing)]
+def test_what_was_not_found_is_hatched_and_what_was_recovered_framed():
+    found = images(2, 20, 20)
+    found[1] = torch.nan
     page = pixels(
         draw_sheet(
             images(2, 20, 20), found, [("a",)] * 2, marked=[True, False], title="t", footer="f"
@@ -148,7 +156,7 @@ def test_without_truth_there_are_candidates_and_confidence():
 
 
 def test_a_sheet_of_nothing_and_of_too_many():
-    nothing = pixels(draw_sheet(None, [], [], title="0 reconstructions", footer="none"))
+    nothing = pixels(draw_sheet(None, images(0, 8, 8), [], title="none", footer="none"))
     assert nothing.shape[1] >= 640
     many = LIMIT + 30
     page = pixels(draw_sheet(None, images(many, 8, 8), [("x",)] * many, title="t", footer="f"))

@@ -262,7 +262,7 @@ def test_a_finished_runs_list_tells_its_files_from_others_of_such_names(tmp_path
 
 
 def test_a_demo_goes_with_its_page_and_a_killed_search_with_its_lock(tmp_path, capsys):
-    demo = done(tmp_path / "demo", "demo", ("weights.safetensors", "curve.png", "sheet.png"))
+    demo = done(tmp_path / "demo", "demo", ("weights.safetensors", "curve.svg", "sheet.png"))
     page = done(demo.path / "audit", "demo-page")
     (page.path / "mine.txt").write_text("mine")
     assert main(["runs", "remove", str(demo.path), "--yes"]) == 2

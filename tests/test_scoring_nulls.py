@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from remnant.errors import DataError
-from remnant.scoring import blends, held_out, nearest_public, span_noise, squared_l2
+from remnant.scoring import squared_l2
+from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
 
 
 def seeded(seed=0):

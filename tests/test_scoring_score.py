@@ -9,16 +9,14 @@ from scipy.stats import binom
 from skimage.data import lfw_subset
 
 from remnant.errors import InputError
-from remnant.scoring import (
-    PROTOCOLS,
+from remnant.scoring.distances import squared_l2, ssim
+from remnant.scoring.score import (
     excess,
     papers_ssim,
     rate_interval,
     score,
     score_oracle,
     score_with_nulls,
-    squared_l2,
-    ssim,
     summarise,
 )
 from remnant.types import Candidates, Examples, Finding, Status
@@ -37,7 +35,7 @@ def examples(inputs, bounds=(0.0, 1.0)):
 
 FACES = torch.as_tensor(lfw_subset()[:60]).float()[:, None]
 TRUTH = examples(FACES[:20])
-HOLDOUT, PUBLIC = examples(FACES[20:40]), FACES[40:60]
+HOLDOUT, PUBLIC = examples(FACES[20:40]), examples(FACES[40:60])
 
 
 def candidates(inputs):
@@ -45,10 +43,9 @@ def candidates(inputs):
     return Candidates(inputs=inputs, confidence=confidence, status=Status.PARTIAL, reason="some")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_exact_copies_in_another_order_are_all_found(protocol):
+def test_exact_copies_in_another_order_are_all_found():
     order = torch.randperm(20, generator=seeded())
-    scores = score(TRUTH, FACES[:20][order], protocol=protocol)
+    scores = score(TRUTH, FACES[:20][order])
     assert order[scores.candidate].tolist() == list(range(20))
     assert float(scores.squared_l2.max()) < 1e-24
     assert float(scores.correlation.min()) == pytest.approx(1.0)
@@ -57,7 +54,7 @@ def test_exact_copies_in_another_order_are_all_found(protocol):
     summary = summarise(scores)
     assert summary["recovered"] == summary["good_ssim"] == summary["matched"] == 20
     assert summary["curve_mean"] < 1e-24
-    assert summary["protocol"] == protocol
+    assert summary["protocol"] == "greedy"
 
 
 def test_figures_are_those_of_the_matched_pairs():
@@ -148,7 +145,7 @@ def test_a_null_scored_as_candidates_is_no_finding():
 def test_the_seed_decides_and_a_small_holdout_is_used_whole():
     def run(seed):
         return score_with_nulls(
-            TRUTH, candidates(FACES[:20]), holdout=PUBLIC[:7], generator=seeded(seed)
+            TRUTH, candidates(FACES[:20]), holdout=PUBLIC.take(range(7)), generator=seeded(seed)
         )
 
     assert run(1) == run(1)
@@ -157,11 +154,10 @@ def test_the_seed_decides_and_a_small_holdout_is_used_whole():
 
 
 def test_the_oracle_may_use_a_public_point_twice():
-    scores = score_oracle(TRUTH, PUBLIC)
-    whole = squared_l2(TRUTH.inputs, PUBLIC)
+    scores = score_oracle(TRUTH, PUBLIC.inputs)
+    whole = squared_l2(TRUTH.inputs, PUBLIC.inputs)
     torch.testing.assert_close(scores.squared_l2, whole.min(1).values)
     assert len(set(scores.candidate.tolist())) < 20
-    assert bool((scores.curve.diff() >= 0).all())
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 20), (3, 20), (20, 20), (1, 1)])

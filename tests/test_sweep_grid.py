@@ -3,8 +3,7 @@
 import pytest
 
 from remnant.errors import InputError
-from remnant.report.lines import draw_lines
-from remnant.report.multiples import multiples, roles
+from remnant.report.lines import draw_lines, multiples, roles
 from remnant.sweep.grid import axes_of, case_key, expand
 
 SPEC = {

@@ -15,6 +15,22 @@ from remnant.errors import InputError, expected
 from remnant.types import Finding, finite
 
 AUDIT_SCHEMA = "remnant.audit/1"
+NULLS: Mapping[str, tuple[str, str]] = {
+    "held_out": ("held-out records", "records of the same kind that were never trained on"),
+    "nearest_public": ("nearest public record", "the best that the adversary already had"),
+    "public_mean": ("mean of a class", "nearer to most records than any other record is"),
+    "span_noise": ("noise in their span", "random combinations of the training records"),
+    "blends": (
+        "blends of two records",
+        "mixtures of training records: a yardstick, high by construction",
+    ),
+}
+"""The nulls of a finding in the order in which they are shown: a few words, and what it is."""
+
+
+def null_words(name: str) -> tuple[str, str]:
+    """A null's words and what it is; a null that is not in the table goes by its own name."""
+    return NULLS.get(name, (name.replace("_", " "), ""))
 
 
 class Verdict(StrEnum):

@@ -118,7 +118,7 @@ def plain(values: Tensor | None, i: int) -> float | None:
 def _together(parts: Sequence[Scores], candidates: int) -> Scores:
     """Scores of one record each as scores of them all."""
     values: dict[str, Any] = {}
-    for name in (*SCORED, "candidate", "curve"):
+    for name in (*SCORED, "candidate"):
         held = [getattr(part, name) for part in parts]
         values[name] = None if held[0] is None else torch.cat(held)
     return Scores(protocol="in order", candidates=candidates, **values)

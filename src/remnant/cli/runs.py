@@ -25,7 +25,7 @@ RESULTS = (
 )  # fmt: skip
 DEMO = (
     "initial.safetensors", "weights.safetensors", "mean.safetensors", "std.safetensors",
-    "training.json", "curve.png", "spectrum.png", ".*.safetensors.*",
+    "training.json", "curve.svg", "spectrum.svg", ".*.safetensors.*",
 )  # fmt: skip
 PAGE = "audit"  # the folder of a demo's page, itself a run
 

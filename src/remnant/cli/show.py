@@ -6,18 +6,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from remnant.bundle import NULLS
 from remnant.cli.common import print_line, print_place, print_table
 from remnant.store import Run, read_finding
 from remnant.types import Finding, Target
 
-NULL_NAMES = {
-    "held_out": "null: held-out records",
-    "nearest_public": "null: nearest public record",
-    "public_mean": "null: mean of a class",
-    "blends": "null: blends of two records",
-    "span_noise": "null: noise in their span",
-}
-FILES = ("sheet.png", "curve.png", "spectrum.png", "finding.json", "candidates.safetensors")
+FILES = ("sheet.png", "curve.svg", "spectrum.svg", "finding.json", "candidates.safetensors")
 
 
 def show_finding(run: Run, arguments: argparse.Namespace) -> None:
@@ -73,9 +67,10 @@ def headline(finding: Finding) -> str:
 
 def print_scores(finding: Finding) -> None:
     columns = ("", f"corr > {finding.threshold:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4")
-    names = {name: words for name, words in NULL_NAMES.items() if name in finding.nulls}
     nulls = [
-        (words, *_cells(finding.nulls[name], finding.records)) for name, words in names.items()
+        (f"null: {words}", *_cells(finding.nulls[name], finding.records))
+        for name, (words, _) in NULLS.items()
+        if name in finding.nulls
     ]
     ours = ("reconstructions", *_cells(finding.summary, finding.records))
     print_table(columns, [ours, *nulls], numbers=True)

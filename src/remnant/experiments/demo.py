@@ -26,13 +26,14 @@ from remnant.experiments.demo_page import write_demo_page
 from remnant.models import build, load_weights, save_weights
 from remnant.progress import task
 from remnant.report import (
+    curve_chart,
     curve_data,
-    draw_curve,
     draw_sheet,
-    draw_spectrum,
     drawable,
     finding_sheet,
+    spectrum_chart,
     spectrum_data,
+    svg_file,
 )
 from remnant.seeds import generator_for
 from remnant.store import (
@@ -229,7 +230,7 @@ def write_pictures(run: Run, finding: Finding, truth: Examples, inputs: Tensor) 
         if drawable(truth.shape):
             sheet = draw_sheet(**finding_sheet(finding, truth, inputs))
             write_bytes(run, "sheet.png", sheet)
-        write_bytes(run, "curve.png", draw_curve(curve_data(finding)))
+        write_bytes(run, "curve.svg", svg_file(curve_chart(curve_data(finding))))
         spectrum = spectrum_data(finding)
         if spectrum is not None:
-            write_bytes(run, "spectrum.png", draw_spectrum(spectrum))
+            write_bytes(run, "spectrum.svg", svg_file(spectrum_chart(spectrum)))

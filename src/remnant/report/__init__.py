@@ -1,34 +1,18 @@
 """Pictures of a finding. Each figure's data is computed by one function and drawn by another."""
 
 from remnant.report import backend as _backend  # noqa: F401  before matplotlib
-from remnant.report.curve import (
-    Series,
-    Spectrum,
-    curve_data,
-    draw_curve,
-    draw_spectrum,
-    spectrum_data,
-)
-from remnant.report.sheet import (
-    Layout,
-    candidates_sheet,
-    draw_sheet,
-    drawable,
-    finding_sheet,
-    sheet_layout,
-)
+from remnant.report.charts import curve_chart, spectrum_chart, svg_file
+from remnant.report.figures import curve_data, spectrum_data
+from remnant.report.sheet import candidates_sheet, draw_sheet, drawable, finding_sheet
 
 __all__ = [
-    "Layout",
-    "Series",
-    "Spectrum",
     "candidates_sheet",
+    "curve_chart",
     "curve_data",
-    "draw_curve",
     "draw_sheet",
-    "draw_spectrum",
     "drawable",
     "finding_sheet",
-    "sheet_layout",
+    "spectrum_chart",
     "spectrum_data",
+    "svg_file",
 ]

@@ -1,10 +1,12 @@
 """Small multiples of lines: what a study measured, against what it varied.
 
-`line_panels` sorts rows into panels and lines, `draw_lines` draws what it is given.
+`line_panels` sorts rows into panels and lines by fields that are named, `multiples` by those that a
+grid varied; `draw_lines` draws what it is given.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 import warnings
@@ -18,9 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remnant.errors import cut, printable
-from remnant.report.curve import INK, name_ends, plain, png
+from remnant.report.charts import spread
 
-# Okabe and Ito's colours again; markers and dashes say it a second and third time.
+INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers and dashes say it again.
 LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("#d55e00", "-", "o"),
     ("#0072b2", "--", "s"),
@@ -31,7 +34,7 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 )
 WIDE, HIGH = 4.6, 3.0  # inches of one panel
 COLUMNS = 3
-LONGEST_WORD = 60  # letters of a name beside a line; a longer path would leave no room for it
+MEASURED = {"share": "share of records recovered", "consensus": "agreement without truth"}
 Row = Mapping[str, Any]
 Place = float | str  # a number, or the name of a step that has no size
 
@@ -116,12 +119,56 @@ def _word(place: Place) -> str:
     return place if isinstance(place, str) else f"{place:g}"
 
 
+def roles(rows: Sequence[Row], axes: Sequence[str]) -> tuple[str, list[str]]:
+    """The axis that is drawn along, and those that tell lines apart.
+
+    Along goes the axis of numbers with most values, but for seeds, whose rows become medians.
+    """
+    varied = {axis: {str(row[axis]) for row in rows} for axis in axes if axis != "seed"}
+    varied = {axis: seen for axis, seen in varied.items() if len(seen) > 1}
+    numbers = [a for a in varied if all(_number(row[a]) for row in rows)]
+    along = max(numbers or varied or axes, key=lambda a: len(varied.get(a, ())))
+    return along, [axis for axis in varied if axis != along]
+
+
+def multiples(rows: Sequence[Row], axes: Sequence[str], up: str) -> tuple[Panel, ...]:
+    """A panel for each attack and all axes but two, a line for each value of the second."""
+    along, others = roles(rows, axes)
+    lines, panels = others[:1], others[1:]
+    drawn = [
+        {**row, along: row[along] if _number(row[along]) else str(row[along]), up: row.get(up)}
+        for row in rows
+    ]
+
+    def words(row: Row, names: Sequence[str]) -> str:
+        return ", ".join(f"{_short(name)} {row[name]}" for name in names)
+
+    return line_panels(
+        drawn,
+        panel=lambda row: ", ".join(filter(None, [row.get("attack", ""), words(row, panels)])),
+        line=lambda row: words(row, lines),
+        x=along,
+        y=up,
+        across=_short(along),
+        up=MEASURED.get(up, up),
+        log_x=False,
+        log_y=False,
+    )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(place: str) -> str:
+    return place.rsplit(".", 1)[-1].replace("_", " ")
+
+
 def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
     """The panels beside and below each other, lines named at their ends; PNG bytes."""
     columns = max(1, min(COLUMNS, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     size = (WIDE * columns, HIGH * rows + 0.4)
-    panels = [_literal(panel) for panel in panels]
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     if title:
         lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
@@ -132,45 +179,33 @@ def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, i + 1)
         _furnish(axes, panel, labelled=i % columns == 0)
-        axes.set_ylim(low, high)
         _draw(axes, panel, looks, low, high)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks are boxes
-        return png(figure)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", metadata={"Software": None})
+        return stream.getvalue()
 
 
-def _literal(panel: Panel) -> Panel:
-    """The panel with words as they are: names from files are neither formulas nor commands."""
-
-    def plainly(text: Place) -> Any:
-        shown = cut(printable(text), LONGEST_WORD) if isinstance(text, str) else text
-        return shown.replace("$", r"\$") if isinstance(shown, str) else shown
-
-    lines = tuple(
-        replace(line, name=plainly(line.name), x=tuple(map(plainly, line.x)))
-        for line in panel.lines
-    )
-    return replace(
-        panel,
-        title=plainly(panel.title),
-        across=plainly(panel.across),
-        up=plainly(panel.up),
-        places=tuple(map(plainly, panel.places)),
-        lines=lines,
-    )
+def _literal(words: str) -> str:
+    """Names from files as they are, neither formulas nor commands, and not too long to draw."""
+    return cut(printable(words), 60).replace("$", r"\$")
 
 
 def _furnish(axes: Axes, panel: Panel, *, labelled: bool) -> None:
-    plain(axes)
-    axes.tick_params(which="both", labelsize=8)
-    axes.set_title(panel.title, color=INK, fontsize=10, loc="left")
-    axes.set_xlabel(panel.across, color=INK, fontsize=9)
-    axes.set_ylabel(panel.up if labelled else "", color=INK, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, which="both", labelsize=8)
+    axes.grid(axis="y", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(_literal(panel.title), color=INK, fontsize=10, loc="left")
+    axes.set_xlabel(_literal(panel.across), color=INK, fontsize=9)
+    axes.set_ylabel(_literal(panel.up) if labelled else "", color=INK, fontsize=9)
     places = panel.places
     if panel.log_x:
         axes.set_xscale("log")
     at = _positions(panel)
-    axes.set_xticks(at, [_word(place) for place in places])  # what was measured, no more
+    axes.set_xticks(at, [_literal(_word(place)) for place in places])  # what was measured, no more
     margin = 0.05 * (at[-1] - at[0]) or 0.5
     if panel.log_x:
         factor = (at[-1] / at[0]) ** 0.05 if at[-1] > at[0] else 2.0
@@ -199,9 +234,8 @@ def _range(panels: Sequence[Panel]) -> tuple[float, float]:
 def _draw(
     axes: Axes, panel: Panel, looks: Mapping[str, tuple[str, Any, str]], low: float, high: float
 ) -> None:
-    if panel.log_y:
-        axes.set_yscale("log")
-        axes.set_ylim(low, high)
+    axes.set_yscale("log" if panel.log_y else "linear")
+    axes.set_ylim(low, high)
     where = dict(zip(panel.places, _positions(panel), strict=True))
     ends = []
     for line in panel.lines:
@@ -219,4 +253,27 @@ def _draw(
         last = points[-1] if points else (missing[-1], high)
         ends.append((*last, line.name, colour))
     if len(looks) > 1:
-        name_ends(axes, ends, height=0.7 * HIGH, size=8.0)
+        _name_ends(axes, ends)
+
+
+def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Each name (x, y, name, colour) at the right, beside its line's end, moved apart where names
+    would meet."""
+    low, high = axes.get_ylim()
+    scale = math.log10 if axes.get_yscale() == "log" else float
+    size, points = 8.0, 72.0 * 0.7 * HIGH  # of a letter; of the axes, near enough
+    shares = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for _, y, _, _ in ends]
+    places = spread([share * points for share in shares], 1.5 * size)
+    leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2, "relpos": (0.0, 0.5)}
+    for (x, y, name, colour), place in zip(ends, places, strict=True):
+        axes.annotate(
+            _literal(name),
+            (x, y),
+            xytext=(1.03, place / points),
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            fontsize=size,
+            arrowprops=leader | {"color": colour},
+            annotation_clip=False,
+        )

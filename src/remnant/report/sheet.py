@@ -70,21 +70,18 @@ def finding_sheet(finding: Finding, truth: Examples, candidates: Tensor) -> dict
 
 def candidates_sheet(candidates: Candidates, *, attack: str) -> dict[str, Any]:
     """What `draw_sheet` needs where there is no truth: candidates and their confidence."""
+    certified = candidates.figures.get("certified")
+    title = f"{len(candidates)} candidates, none certified"
+    if certified is not None:
+        title = f"{certified} certified of {len(candidates)} candidates"
     return {
         "originals": None,
         "reconstructions": candidates.inputs,
         "captions": [(f"{i + 1}", f"{float(c):.3f}") for i, c in enumerate(candidates.confidence)],
         "rows": ("candidate", "confidence"),
-        "title": _candidates_title(candidates),
+        "title": title,
         "footer": f"attack: {attack}  ·  {candidates.status}: {candidates.reason}",
     }
-
-
-def _candidates_title(candidates: Candidates) -> str:
-    certified = candidates.figures.get("certified")
-    if certified is None:
-        return f"{len(candidates)} candidates, none certified"
-    return f"{certified} certified of {len(candidates)} candidates"
 
 
 def record_caption(record: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -99,14 +96,9 @@ def record_caption(record: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def short_number(value: float) -> str:
     """Two or three digits in a narrow column: 0.0021, 13.4, 6.7e-10."""
-    if value == 0.0 or 1e-3 <= abs(value) < 1e5:
-        return (
-            f"{value:.2g}"
-            if abs(value) < 1.0
-            else f"{value:.0f}"
-            if abs(value) >= 100
-            else f"{value:.3g}"
-        )
+    size = abs(value)
+    if value == 0.0 or 1e-3 <= size < 1e5:
+        return f"{value:.2g}" if size < 1.0 else f"{value:.3g}" if size < 100 else f"{value:.0f}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -117,15 +109,10 @@ def drawable(shape: Sequence[int]) -> bool:
 
 
 def sheet_layout(
-    count: int,
-    shape: Sequence[int],
-    *,
-    columns: int = 10,
-    originals: bool = True,
-    lines: int = 3,
-    footer_lines: int = 1,
+    count: int, shape: Sequence[int], *, originals: bool = True, lines: int = 3
 ) -> Layout:
-    """Places for `count` pairs of images of `shape`, row by row."""
+    """Places for `count` pairs of images of `shape`, ten in a row, `lines` of text below each."""
+    columns = 10
     side = _drawn_size(shape)
     cell = max(side[0], 76)
     rows = 2 if originals else 1
@@ -142,7 +129,7 @@ def sheet_layout(
     below = side[1] + BETWEEN
     return Layout(
         width=width,
-        height=bottom + footer_lines * LINE + MARGIN,
+        height=bottom + LINE + MARGIN,
         side=side,
         cell=cell,
         originals=tuple(corners) if originals else (),
@@ -154,14 +141,13 @@ def sheet_layout(
 
 def draw_sheet(
     originals: Tensor | None,
-    reconstructions: Tensor | Sequence[Tensor | None],
+    reconstructions: Tensor,
     captions: Sequence[Sequence[str]],
     *,
     rows: Sequence[str] = (),
     marked: Sequence[bool] = (),
     title: str,
     footer: str,
-    columns: int = 10,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> bytes:
     """The sheet as PNG bytes. Images are n x shape; a reconstruction with NaN was not found.
@@ -169,20 +155,27 @@ def draw_sheet(
     `captions` are lines of text per pair and `rows` says what each line is. `marked` pairs are
     framed.
     """
-    count = min(len(captions), LIMIT)
-    shape = _shape(originals, reconstructions)
+    count, shape = min(len(captions), LIMIT), tuple(reconstructions.shape[1:])
+    if not drawable(shape):
+        raise InputError(expected("sheet", "images, h x w or channels x h x w", shape))
     if len(captions) > LIMIT:
         footer += f"  ·  the first {LIMIT} of {len(captions)}"
     lines = max((len(caption) for caption in captions), default=1)
-    plan = sheet_layout(count, shape, columns=columns, originals=originals is not None, lines=lines)
+    plan = sheet_layout(count, shape, originals=originals is not None, lines=lines)
     page = Image.new("RGB", (plan.width, plan.height), "white")
     draw = ImageDraw.Draw(page)
+    nothing = _not_found(plan.side)
     draw.text((MARGIN, MARGIN - 4), title, INK, _font(HEADING, bold=True))
     for i in range(count):
         if originals is not None:
             page.paste(_picture(originals[i], plan.side, bounds), plan.originals[i])
         flag = i < len(marked) and bool(marked[i])
-        _draw_reconstruction(page, plan, i, reconstructions[i], bounds, flag)
+        found = bool(torch.isfinite(reconstructions[i]).all())
+        picture = _picture(reconstructions[i], plan.side, bounds) if found else nothing
+        (x, y), (w, h) = plan.reconstructions[i], plan.side
+        page.paste(picture, (x, y))
+        if flag and found:  # outside the pixels: the picture itself stays as it was found
+            draw.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline=EXPOSED, width=2)
         _draw_caption(draw, plan, i, captions[i], flag)
     _draw_labels(draw, plan, rows)
     draw.text(plan.footer, _fit(footer, plan.width - 2 * MARGIN, _font(TEXT)), GREY, _font(TEXT))
@@ -191,29 +184,20 @@ def draw_sheet(
     return stream.getvalue()
 
 
-def _draw_reconstruction(
-    page: Image.Image,
-    plan: Layout,
-    i: int,
-    image: Tensor | None,
-    bounds: tuple[float, float],
-    flag: bool,
-) -> None:
-    (x, y), (w, h) = plan.reconstructions[i], plan.side
-    draw = ImageDraw.Draw(page)
-    if image is not None and bool(torch.isfinite(image).all()):
-        page.paste(_picture(image, plan.side, bounds), (x, y))
-        if flag:  # outside the pixels: the picture itself stays as it was found
-            draw.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline=EXPOSED, width=2)
-        return
-    page.paste(_hatch(plan.side), (x, y))
-    draw.rectangle((x, y, x + w - 1, y + h - 1), outline=PALE)
-    words = "not found" if _font(TEXT).getlength("not found") < w - 8 else "not\nfound"
-    font, middle = _font(TEXT), (x + w // 2, y + h // 2)
+def _not_found(side: tuple[int, int]) -> Image.Image:
+    """A hatched box that says so."""
+    w, h = side
+    box = Image.new("RGB", side, "white")
+    draw, font = ImageDraw.Draw(box), _font(TEXT)
+    for start in range(-h, w, 8):
+        draw.line((start, h, start + h, 0), fill="#dcdcdc")
+    draw.rectangle((0, 0, w - 1, h - 1), outline=PALE)
+    words = "not found" if font.getlength("not found") < w - 8 else "not\nfound"
     draw.text(
-        middle, words, GREY, font, "mm", spacing=1, align="center",
+        (w // 2, h // 2), words, GREY, font, "mm", spacing=1, align="center",
         stroke_width=3, stroke_fill="white",
     )  # fmt: skip
+    return box
 
 
 def _draw_caption(
@@ -237,16 +221,6 @@ def _draw_labels(draw: ImageDraw.ImageDraw, plan: Layout, rows: Sequence[str]) -
             draw.text((right, y + k * LINE), words, GREY, _font(TEXT), "ra")
 
 
-def _shape(
-    originals: Tensor | None, reconstructions: Tensor | Sequence[Tensor | None]
-) -> tuple[int, ...]:
-    images = [originals[0]] if originals is not None and len(originals) else list(reconstructions)
-    shape = next((tuple(image.shape) for image in images if image is not None), (1, 1))
-    if not drawable(shape):
-        raise InputError(expected("sheet", "images, h x w or channels x h x w", shape))
-    return shape
-
-
 def _drawn_size(shape: Sequence[int]) -> tuple[int, int]:
     h, w = shape[-2:]
     longest = max(h, w)
@@ -256,24 +230,21 @@ def _drawn_size(shape: Sequence[int]) -> tuple[int, int]:
     return w * factor, h * factor
 
 
-def _picture(image: Tensor, side: tuple[int, int], bounds: tuple[float, float]) -> Image.Image:
+def picture_of(image: Tensor, bounds: tuple[float, float]) -> Image.Image:
+    """h x w or channels x h x w, grey unless it has three channels; NaN is black."""
     low, high = bounds
-    values = ((image.detach().cpu().double() - low) / (high - low)).clamp(0.0, 1.0)
+    values = ((image.detach().cpu().double() - low) / (high - low)).nan_to_num().clamp(0.0, 1.0)
     if values.ndim == 3 and len(values) != 3:
         values = values.mean(0)  # one channel, or a number of them that has no colours
     pixels = (values * 255.0).round().to(torch.uint8).numpy()
-    picture = Image.fromarray(pixels if pixels.ndim == 2 else np.moveaxis(pixels, 0, 2))
+    return Image.fromarray(pixels if pixels.ndim == 2 else np.moveaxis(pixels, 0, 2))
+
+
+def _picture(image: Tensor, side: tuple[int, int], bounds: tuple[float, float]) -> Image.Image:
+    picture = picture_of(image, bounds)
     grows = side[0] >= picture.width
     how = Image.Resampling.NEAREST if grows else Image.Resampling.BOX
     return picture.convert("RGB").resize(side, how)
-
-
-def _hatch(side: tuple[int, int]) -> Image.Image:
-    box = Image.new("RGB", side, "white")
-    draw = ImageDraw.Draw(box)
-    for start in range(-side[1], side[0], 8):
-        draw.line((start, side[1], start + side[1], 0), fill="#dcdcdc")
-    return box
 
 
 def _fit(text: str, width: int, font: ImageFont.FreeTypeFont) -> str:

@@ -1,11 +1,10 @@
 """A record of a table as rows: each feature, what was recovered, and the truth where it is known.
 
-`record_table` computes what the rows say, `text_table` and `html_table` write them down.
+`record_table` computes what the rows say, `text_table` writes them down.
 """
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +12,7 @@ from typing import Literal
 
 from remnant.errors import printable
 
-Kind = Literal["number", "integer"] | tuple[str, ...]
-"""A feature's values: any number, whole ones, or categories by their position."""
-
-ROUND_ROOM = 0.25  # a whole number that is further off than this was not recovered
-CLOSE = 1e-2  # of the larger of the value and its feature's spread
-DIGITS = 5
+Kind = Literal["number", "integer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +30,6 @@ class Row:
 class RecordTable:
     """A recovered record, feature by feature, and how many features agree with the truth."""
 
-    title: str
     rows: tuple[Row, ...]
 
     @property
@@ -58,12 +51,11 @@ def record_table(
     features: Sequence[str] = (),
     kinds: Sequence[Kind] = (),
     spread: Sequence[float] = (),
-    title: str = "recovered record",
 ) -> RecordTable:
     """Rows for a record of d numbers; `spread` is each feature's standard deviation.
 
-    Whole numbers and categories are rounded and agree if they are equal; other numbers agree
-    within a hundredth of their size or, where it is known and larger, of their spread.
+    Whole numbers are rounded and agree if they are equal; other numbers agree within a hundredth
+    of their size or, where it is known and larger, of their spread.
     """
     count = len(recovered)
     given = {"true": true, "features": features, "kinds": kinds, "spread": spread}
@@ -75,69 +67,38 @@ def record_table(
         kind = kinds[i] if kinds else "number"
         truth = None if true is None else true[i]
         shown, clear = spell(value, kind)
-        agrees = None
+        name = features[i] if features else f"feature {i}"
+        told = None if truth is None else spell(truth, kind)[0]
+        agrees = None if truth is None else shown == told
         if truth is not None and kind == "number":
-            room = CLOSE * max(abs(truth), spread[i] if spread else 0.0)
-            agrees = abs(value - truth) <= room
-        elif truth is not None:
-            agrees = shown == spell(truth, kind)[0]
-        rows.append(
-            Row(
-                feature=features[i] if features else f"feature {i}",
-                recovered=shown,
-                true=None if truth is None else spell(truth, kind)[0],
-                clear=clear,
-                agrees=agrees,
-            )
-        )
-    return RecordTable(title=title, rows=tuple(rows))
+            agrees = abs(value - truth) <= 0.01 * max(abs(truth), spread[i] if spread else 0.0)
+        rows.append(Row(feature=name, recovered=shown, true=told, clear=clear, agrees=agrees))
+    return RecordTable(rows=tuple(rows))
 
 
 def spell(value: float, kind: Kind) -> tuple[str, bool]:
-    """How a value reads, and whether it is near enough to one that its feature can have."""
+    """How a value reads, and whether it is near enough to one that its feature can have: a whole
+    number that is more than a quarter off was not recovered."""
     if not math.isfinite(value):
         return "unknown", False
     if kind == "number":
-        return f"{value:.{DIGITS}g}", True
-    whole = round(value)
-    clear = abs(value - whole) <= ROUND_ROOM
-    if kind == "integer":
-        return str(whole), clear
-    if not 0 <= whole < len(kind):
-        return f"no category ({value:.{DIGITS}g})", False
-    return kind[whole], clear
+        return f"{value:.5g}", True
+    return str(round(value)), abs(value - round(value)) <= 0.25
 
 
-def cells(table: RecordTable) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads and rows of plain text; the truth's columns only where it is known."""
-    told = any(row.agrees is not None for row in table.rows)
-    heads = ("feature", "recovered", *(("true", "agrees") if told else ()))
-    lines = []
+def text_table(table: RecordTable) -> str:
+    """Aligned columns, for a terminal or a log. Control characters in names are made visible.
+
+    The truth has columns only where it is known.
+    """
+    told = table.agreeing is not None
+    lines = [("feature", "recovered", *(("true", "agrees") if told else ()))]
     for row in table.rows:
         value = row.recovered if row.clear else f"{row.recovered} (unclear)"
         truth = (row.true or "", "yes" if row.agrees else "no") if told else ()
         lines.append((row.feature, value, *truth))
-    return heads, lines
-
-
-def text_table(table: RecordTable) -> str:
-    """Aligned columns, for a terminal or a log. Control characters in names are made visible."""
-    heads, lines = cells(table)
-    shown = [[printable(c) for c in line] for line in (heads, *lines)]
+    shown = [[printable(cell) for cell in line] for line in lines]
     wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    body = [
-        "  ".join(c.ljust(w) for c, w in zip(line, wide, strict=True)).rstrip() for line in shown
-    ]
-    rule = "  ".join("-" * w for w in wide)
-    return "\n".join([table.title, body[0], rule, *body[1:]]) + "\n"
-
-
-def html_table(table: RecordTable) -> str:
-    """The same as a <table>, everything escaped: names come from the user's files."""
-    heads, lines = cells(table)
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in heads)
-    rows = "\n".join(
-        f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in line)}</tr>" for line in lines
-    )
-    caption = html.escape(table.title)
-    return f"<table>\n<caption>{caption}</caption>\n<tr>{head}</tr>\n{rows}\n</table>\n"
+    shown.insert(1, ["-" * width for width in wide])
+    body = ["  ".join(map(str.ljust, line, wide)).rstrip() for line in shown]
+    return "\n".join(["recovered record", *body]) + "\n"

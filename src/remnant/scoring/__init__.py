@@ -1,37 +1,11 @@
-"""Scoring: distances, matching protocols, nulls, and what they say together."""
+"""Scoring: distances, matching, nulls, and what they say together."""
 
-from remnant.scoring.distances import (
-    MEASURES,
-    PAIRED,
-    PAIRWISE,
-    centred_correlation,
-    is_image,
-    mse,
-    psnr,
-    squared_l2,
-    ssim,
-    standardised_l2,
-)
-from remnant.scoring.matching import (
-    PROTOCOLS,
-    greedy,
-    match,
-    nearest,
-    nearest_averaged,
-    optimal,
-    reconstruction_curve,
-    stretch,
-)
-from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
+from remnant.scoring.distances import centred_correlation, squared_l2
+from remnant.scoring.matching import greedy
+from remnant.scoring.nulls import blends, nearest_public
 from remnant.scoring.score import (
-    GOOD_SSIM,
-    PROTOCOL,
     THRESHOLD,
-    Scores,
-    excess,
-    exposure_order,
     papers_ssim,
-    rate_interval,
     score,
     score_oracle,
     score_with_nulls,
@@ -39,38 +13,15 @@ from remnant.scoring.score import (
 )
 
 __all__ = [
-    "GOOD_SSIM",
-    "MEASURES",
-    "PAIRED",
-    "PAIRWISE",
-    "PROTOCOL",
-    "PROTOCOLS",
     "THRESHOLD",
-    "Scores",
     "blends",
     "centred_correlation",
-    "excess",
-    "exposure_order",
     "greedy",
-    "held_out",
-    "is_image",
-    "match",
-    "mse",
-    "nearest",
-    "nearest_averaged",
     "nearest_public",
-    "optimal",
     "papers_ssim",
-    "psnr",
-    "rate_interval",
-    "reconstruction_curve",
     "score",
     "score_oracle",
     "score_with_nulls",
-    "span_noise",
     "squared_l2",
-    "ssim",
-    "standardised_l2",
-    "stretch",
     "summarise",
 ]

@@ -8,7 +8,6 @@ arithmetic is float64, and n x m x d is never formed. A NaN in an input is a NaN
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -25,11 +24,6 @@ SSIM_WINDOW = 7
 def squared_l2(records: Tensor, candidates: Tensor) -> Tensor:
     """Squared L2 distance, n x m, from differences: |a|^2 + |b|^2 - 2ab cancels near 1e-14."""
     return _squared(*as_rows(records, candidates))
-
-
-def mse(records: Tensor, candidates: Tensor) -> Tensor:
-    """Mean squared error over the entries of an input, n x m."""
-    return squared_l2(records, candidates) / math.prod(records.shape[1:])
 
 
 def standardised_l2(records: Tensor, candidates: Tensor) -> Tensor:
@@ -55,12 +49,9 @@ def psnr(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
 def ssim(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
     """Structural similarity of n pairs of images (h x w, or channels x h x w), larger is better."""
     require_images(records, images, "ssim")
-    window = ssim_window(tuple(records.shape[1:]))
+    window, axis = ssim_window(tuple(records.shape[1:])), 0 if records.ndim == 4 else None
     compare = partial(
-        structural_similarity,
-        win_size=window,
-        data_range=data_range,
-        channel_axis=0 if records.ndim == 4 else None,
+        structural_similarity, win_size=window, data_range=data_range, channel_axis=axis
     )
     pairs = zip(*(x.detach().cpu().double().numpy() for x in (records, images)), strict=True)
     return torch.tensor([compare(a, b) for a, b in pairs], dtype=torch.float64)
@@ -116,16 +107,3 @@ def _unit(rows: Tensor) -> Tensor:
     norm = centred.norm(dim=1, keepdim=True)
     flat = norm <= FLAT * rows.norm(dim=1, keepdim=True)
     return torch.where(flat, torch.zeros_like(centred), centred / norm)
-
-
-Measure = Callable[[Tensor, Tensor], Tensor]
-
-PAIRWISE: Mapping[str, tuple[Measure, bool]] = {
-    "squared_l2": (squared_l2, False),
-    "mse": (mse, False),
-    "standardised_l2": (standardised_l2, False),
-    "centred_correlation": (centred_correlation, True),
-}
-PAIRED: Mapping[str, tuple[Measure, bool]] = {"psnr": (psnr, True), "ssim": (ssim, True)}
-MEASURES: Mapping[str, tuple[Measure, bool]] = {**PAIRWISE, **PAIRED}
-"""Name -> (function, whether larger is better)."""

@@ -28,19 +28,16 @@ def blends(train: Tensor, m: int, generator: torch.Generator, k: int = 2) -> Ten
     weights = torch.empty(m, k, dtype=torch.float64).exponential_(generator=generator)
     mix = torch.zeros(m, len(train), dtype=torch.float64)
     mix.scatter_(1, order.topk(k, dim=1).indices, weights / weights.sum(1, keepdim=True))
-    return _combine(mix, train).to(train.dtype)
+    return (mix @ _rows(train)).reshape(m, *train.shape[1:]).to(train.dtype)
 
 
 def span_noise(train: Tensor, m: int, generator: torch.Generator) -> Tensor:
     """`m` random vectors in the span of the records, each as long as some record, m x shape."""
-    mix = torch.randn(m, len(train), generator=generator, dtype=torch.float64)
-    vectors = _combine(mix, train)
-    lengths = torch.linalg.vector_norm(train.detach().cpu().double().flatten(1), dim=1)
-    drawn = lengths[torch.randint(len(train), (m,), generator=generator)]
-    norms = torch.linalg.vector_norm(vectors.flatten(1), dim=1).clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
-    scaled: Tensor = vectors.flatten(1) * (drawn / norms)[:, None]
+    rows = _rows(train)
+    vectors = torch.randn(m, len(train), generator=generator, dtype=torch.float64) @ rows
+    drawn = rows.norm(dim=1)[torch.randint(len(train), (m,), generator=generator)]
+    norms = vectors.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    scaled: Tensor = vectors * (drawn / norms)[:, None]
     return scaled.reshape(m, *train.shape[1:]).to(train.dtype)
 
 
@@ -62,7 +59,5 @@ def nearest_public(train: Tensor, public: Tensor, *, block: int = 256) -> tuple[
     return index, (a - b[index]).square().sum(1)
 
 
-def _combine(mix: Tensor, train: Tensor) -> Tensor:
-    """Weighted sums of the records, m x shape in float64."""
-    flat = mix @ train.detach().cpu().double().flatten(1)
-    return flat.reshape(len(mix), *train.shape[1:])
+def _rows(train: Tensor) -> Tensor:
+    return train.detach().cpu().double().flatten(1)

@@ -22,27 +22,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.scoring.distances import (
-    as_rows,
-    correlation_of_pairs,
-    is_image,
-    psnr,
-    squared_l2,
-    ssim,
-)
-from remnant.scoring.matching import greedy, match, nearest_averaged, stretch
+from remnant.scoring.distances import correlation_of_pairs, is_image, psnr, squared_l2, ssim
+from remnant.scoring.matching import average_of_nearest, greedy, stretch
 from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
 from remnant.types import Candidates, Examples
 
-PROTOCOL = "greedy"
 THRESHOLD = 0.9  # centred correlation; at 0.8 even public data is often "recovered"
 GOOD_SSIM = 0.4  # 003 and 004's mark of a good reconstruction
 CONFIDENCE = 0.95  # of every interval
+FIGURES = ("correlation", "squared_l2", "mse", "psnr", "ssim")  # of a record and its candidate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +44,6 @@ class Scores:
     """Figures per record, each n in the order of the truth; NaN (distances: infinity) = no match.
 
     `candidate` is the index of the match, -1 for none. `psnr` and `ssim` are None for tables.
-    `curve` is 000's reconstruction curve: sorted greedy distances, whatever the protocol.
     """
 
     protocol: str
@@ -61,28 +54,30 @@ class Scores:
     correlation: Tensor
     psnr: Tensor | None
     ssim: Tensor | None
-    curve: Tensor
 
     def __len__(self) -> int:
         return len(self.candidate)
 
 
-def score(truth: Examples, candidates: Tensor, *, protocol: str = PROTOCOL) -> Scores:
-    """Match candidates to records and score them: m x shape in the data's own scale, m may be 0."""
+def score(truth: Examples, candidates: Tensor) -> Scores:
+    """Match candidates to records one-to-one and score the pairs.
+
+    Candidates are m x shape in the data's own scale; m may be 0.
+    """
     if tuple(candidates.shape[1:]) != truth.shape:
         got = tuple(candidates.shape[1:])
         raise InputError(expected("score: candidates", f"m x {truth.shape}", f"m x {got}"))
-    distance = squared_l2(truth.inputs, candidates)
-    matches, images = match(truth.inputs, candidates, protocol=protocol, distance=distance)
-    curve = matches.distance if protocol == "greedy" else greedy(distance).distance
-    return _score_pairs(truth, images, matches.candidate, len(candidates), protocol, curve)
+    index = greedy(squared_l2(truth.inputs, candidates)).candidate
+    images = torch.full(truth.inputs.shape, torch.nan, dtype=torch.float64)
+    images[index >= 0] = candidates.detach().cpu().double()[index[index >= 0]]
+    return _score_pairs(truth, images, index, len(candidates), "greedy")
 
 
 def score_oracle(truth: Examples, public: Tensor) -> Scores:
     """The nearest public point of each record (one point may serve several) as its candidate."""
-    index, distance = nearest_public(truth.inputs, public)
+    index, _ = nearest_public(truth.inputs, public)
     images = public.detach().cpu().double()[index]
-    return _score_pairs(truth, images, index, len(public), "nearest", distance)
+    return _score_pairs(truth, images, index, len(public), "nearest")
 
 
 def papers_ssim(
@@ -92,7 +87,7 @@ def papers_ssim(
 
     `mean` is the image that training subtracted; `factor` is 1.5 for convolutional networks.
     """
-    _, images = nearest_averaged(truth.inputs, candidates, factor=factor, mean=mean)
+    images = average_of_nearest(truth.inputs, candidates, factor=factor, mean=mean)
     return ssim(truth.inputs, stretch(images))
 
 
@@ -106,7 +101,6 @@ def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
     n, recovered = len(scores), int((scores.correlation > threshold).sum())
     low, high = rate_interval(recovered, n)
     distance = scores.squared_l2[torch.isfinite(scores.squared_l2)]
-    curve = scores.curve[torch.isfinite(scores.curve)]
     noise = None if scores.psnr is None else scores.psnr[~scores.psnr.isnan()]
     return {
         "protocol": scores.protocol,
@@ -117,12 +111,12 @@ def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
         "rate": recovered / n if n else 0.0,
         "rate_low": low,
         "rate_high": high,
-        "median_squared_l2": _over(_median, distance),
+        "median_squared_l2": _over(np.median, distance),
         "mean_squared_l2": _over(torch.mean, distance),
         "max_squared_l2": _over(torch.max, distance),
-        "curve_mean": _over(torch.mean, curve),
+        "curve_mean": _over(torch.mean, distance),  # of 000's reconstruction curve
         "good_ssim": None if scores.ssim is None else int((scores.ssim > GOOD_SSIM).sum()),
-        "median_psnr": None if noise is None else _over(_median, noise),
+        "median_psnr": None if noise is None else _over(np.median, noise),
     }
 
 
@@ -130,22 +124,24 @@ def score_with_nulls(
     truth: Examples,
     candidates: Candidates,
     *,
-    holdout: Examples | Tensor | None = None,
-    public: Examples | Tensor | None = None,
+    holdout: Examples | None = None,
+    public: Examples | None = None,
     generator: torch.Generator,
     threshold: float = THRESHOLD,
-    protocol: str = PROTOCOL,
 ) -> dict[str, Any]:
     """Score candidates and every null alike: the truth-bearing fields of a Finding.
 
     The keys are those of the module's text. `holdout` and `public` are never trained on.
     """
-    scores = score(truth, candidates.inputs, protocol=protocol)
+    scores, m = score(truth, candidates.inputs), len(candidates)
     nulls: dict[str, Scores] = {}
-    for name, inputs in _null_inputs(truth, len(candidates), holdout, generator).items():
-        nulls[name] = score(truth, inputs, protocol=protocol)
+    if holdout is not None:
+        drawn = held_out(holdout.inputs, min(m, len(holdout)), generator)
+        nulls["held_out"] = score(truth, drawn)
+    nulls["blends"] = score(truth, blends(truth.inputs, m, generator))
+    nulls["span_noise"] = score(truth, span_noise(truth.inputs, m, generator))
     if public is not None and len(public):
-        nulls["nearest_public"] = score_oracle(truth, _inputs(public))
+        nulls["nearest_public"] = score_oracle(truth, public.inputs)
         nulls["public_mean"] = score_oracle(truth, means_of(public))
     order = exposure_order(scores)
     summary = summarise(scores, threshold)
@@ -164,14 +160,14 @@ def score_with_nulls(
     }
 
 
-def means_of(public: Examples | Tensor) -> Tensor:
+def means_of(public: Examples) -> Tensor:
     """The mean of public records and of each class: nearer to most records than any other record.
 
     Whoever begins at a mean and goes nowhere has recovered nothing.
     """
-    inputs = _inputs(public).detach().cpu().double()
+    inputs = public.inputs.detach().cpu().double()
     means = [inputs.mean(0)]
-    if isinstance(public, Examples) and not public.labels.is_floating_point():
+    if not public.labels.is_floating_point():
         labels = public.labels.cpu()
         means += [inputs[labels == c].mean(0) for c in labels.unique()]
     return torch.stack(means)
@@ -179,18 +175,17 @@ def means_of(public: Examples | Tensor) -> Tensor:
 
 def exposure_order(scores: Scores) -> list[int]:
     """Records by falling correlation (to six digits), then by distance; unmatched ones last."""
-
-    def key(i: int) -> tuple[float, float]:
-        correlation = float(scores.correlation[i])
-        rank = math.inf if math.isnan(correlation) else -round(correlation, 6)
-        return rank, float(scores.squared_l2[i])
-
-    return sorted(range(len(scores)), key=key)
+    known = scores.correlation.nan_to_num(-math.inf).tolist()
+    distance = scores.squared_l2.tolist()
+    return sorted(range(len(scores)), key=lambda i: (-round(known[i], 6), distance[i]))
 
 
-def rate_interval(count: int, n: int) -> tuple[float, float]:
-    """The exact (Clopper-Pearson) 95% interval of a rate of `count` in `n`."""
-    return _interval(count, n, "exact")
+def rate_interval(count: int, n: int, method: str = "exact") -> tuple[float, float]:
+    """The 95% interval of a rate of `count` in `n`: exact (Clopper-Pearson) or Wilson's."""
+    if not n:
+        return 0.0, 1.0
+    interval = binomtest(count, n).proportion_ci(CONFIDENCE, method=method)
+    return float(interval.low), float(interval.high)
 
 
 def excess(found: int, by_null: int, n: int) -> dict[str, float]:
@@ -202,47 +197,31 @@ def excess(found: int, by_null: int, n: int) -> dict[str, float]:
     if not n:
         return {"records": 0, "low": 0.0, "high": 0.0}
     p, q = found / n, by_null / n
-    (p_low, p_high), (q_low, q_high) = (_interval(k, n, "wilson") for k in (found, by_null))
+    (p_low, p_high), (q_low, q_high) = (rate_interval(k, n, "wilson") for k in (found, by_null))
     low = p - q - math.hypot(p - p_low, q_high - q)
     high = p - q + math.hypot(p_high - p, q - q_low)
     return {"records": found - by_null, "low": n * low, "high": n * high}
 
 
 def _score_pairs(
-    truth: Examples, images: Tensor, index: Tensor, candidates: int, protocol: str, curve: Tensor
+    truth: Examples, images: Tensor, index: Tensor, candidates: int, protocol: str
 ) -> Scores:
     """Figures of n records and the n images that stand for them (NaN where there is none)."""
-    records, rows = as_rows(truth.inputs, images)
-    distance = (records - rows).square().sum(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    pair = truth.inputs.detach().cpu(), images
+    gap = (pair[0].double() - images).flatten(1)
+    distance = gap.square().sum(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     pictures = truth.bounds is not None and is_image(truth.shape)
     span = truth.bounds[1] - truth.bounds[0] if truth.bounds else 1.0
-    pair = truth.inputs.detach().cpu(), images
     return Scores(
         protocol=protocol,
         candidates=candidates,
         candidate=index,
         squared_l2=distance,
-        mse=distance / records.shape[1],
+        mse=distance / gap.shape[1],
         correlation=correlation_of_pairs(*pair),
         psnr=psnr(*pair, data_range=span) if pictures else None,
         ssim=ssim(*pair, data_range=span) if pictures else None,
-        curve=curve.sort().values,
     )
-
-
-def _null_inputs(
-    truth: Examples,
-    m: int,
-    holdout: Examples | Tensor | None,
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
-    inputs: dict[str, Tensor] = {}
-    if holdout is not None:
-        pool = _inputs(holdout)
-        inputs["held_out"] = held_out(pool, min(m, len(pool)), generator)
-    inputs["blends"] = blends(truth.inputs, m, generator)
-    inputs["span_noise"] = span_noise(truth.inputs, m, generator)
-    return inputs
 
 
 def _per_record(
@@ -262,11 +241,7 @@ def _per_record(
                 "id": truth.ids[i],
                 "label": truth.labels[i].tolist(),
                 "recovered": bool(scores.correlation[i] > threshold),
-                "correlation": _plain(scores.correlation, i),
-                "squared_l2": _plain(scores.squared_l2, i),
-                "mse": _plain(scores.mse, i),
-                "psnr": _plain(scores.psnr, i),
-                "ssim": _plain(scores.ssim, i),
+                **{name: _plain(getattr(scores, name), i) for name in FIGURES},
                 "candidate": j if j >= 0 else None,
                 "confidence": _plain(candidates.confidence, j) if j >= 0 else None,
                 "public_squared_l2": _plain(oracle.squared_l2, i) if oracle else None,
@@ -277,32 +252,14 @@ def _per_record(
 
 def _null(scores: Scores, threshold: float, order: Sequence[int]) -> dict[str, Any]:
     return summarise(scores, threshold) | {
-        name: None if values is None else [_plain(values, i) for i in order]
-        for name, values in (
-            ("squared_l2", scores.squared_l2),
-            ("correlation", scores.correlation),
-            ("ssim", scores.ssim),
-        )
+        "squared_l2": [_plain(scores.squared_l2, i) for i in order],
+        "correlation": [_plain(scores.correlation, i) for i in order],
+        "ssim": None if scores.ssim is None else [_plain(scores.ssim, i) for i in order],
     }
 
 
-def _inputs(data: Examples | Tensor) -> Tensor:
-    return data.inputs if isinstance(data, Examples) else data
-
-
-def _interval(count: int, n: int, method: str) -> tuple[float, float]:
-    if not n:
-        return 0.0, 1.0
-    interval = binomtest(count, n).proportion_ci(CONFIDENCE, method=method)
-    return float(interval.low), float(interval.high)
-
-
-def _over(statistic: Callable[[Tensor], Tensor], values: Tensor) -> float | None:
+def _over(statistic: Callable[[Any], Any], values: Tensor) -> float | None:
     return float(statistic(values)) if len(values) else None
-
-
-def _median(values: Tensor) -> Tensor:
-    return torch.quantile(values, 0.5)  # torch.median takes the lower of the middle two
 
 
 def _plain(values: Tensor | None, i: int) -> float | None:

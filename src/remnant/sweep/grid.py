@@ -21,8 +21,7 @@ from remnant.auditing.case import Case
 from remnant.auditing.run import Plan, run_audit
 from remnant.bundle import Attacked
 from remnant.errors import InputError, expected
-from remnant.report.lines import draw_lines
-from remnant.report.multiples import multiples
+from remnant.report.lines import draw_lines, multiples
 from remnant.store import Run, finish, open_run, spec_hash, write_bytes, write_text
 from remnant.sweep.executors import Outcome, map_tasks
 from remnant.sweep.search import consensus, residual, run_trial

@@ -1,21 +1,13 @@
 """An audit's page: one HTML file, drawn from the bundle alone and never computed again.
 
-`files` reads and writes the bundle, `facts` says what is on the page, `charts` and `sections` draw
-that, `document` puts it together.
+`files` reads and writes the bundle, `facts` says what is on the page, `templates` lay it out and
+`document` puts it together.
 """
 
 from remnant.report.page.document import PAGE_FILE, page, write_page
-from remnant.report.page.files import (
-    ORIGINALS_FILE,
-    Pictures,
-    read_bundle,
-    redact,
-    without_images,
-    write_bundle,
-)
+from remnant.report.page.files import Pictures, read_bundle, redact, without_images, write_bundle
 
 __all__ = [
-    "ORIGINALS_FILE",
     "PAGE_FILE",
     "Pictures",
     "page",

@@ -93,7 +93,9 @@ def write_bundle(
     for name in sorted(wanted):
         write_candidates(run, candidates[name], name)
     if shown.originals is not None:
-        _write_originals(run, shown)
+        about = json.dumps({"ids": list(shown.ids), "bounds": shown.bounds})
+        tensors = {"inputs": shown.originals.contiguous()}
+        write_bytes(run, ORIGINALS_FILE, safetensors.torch.save(tensors, {KEY: about}))
     write_text(run, FINDING_FILE, audit.to_json())
     return audit, shown
 
@@ -165,13 +167,6 @@ def _rows_to_show(audit: Audit, ids: Sequence[str]) -> list[int]:
     findings = [row.finding for row in audit.attacks if row.finding is not None]
     shown = {record.get("id") for finding in findings for record in finding.per_record[:CARDS]}
     return [i for i, name in enumerate(ids) if name in shown]
-
-
-def _write_originals(run: Run, pictures: Pictures) -> None:
-    assert pictures.originals is not None
-    about = json.dumps({"ids": list(pictures.ids), "bounds": pictures.bounds})
-    tensors = {"inputs": pictures.originals.contiguous()}
-    write_bytes(run, ORIGINALS_FILE, safetensors.torch.save(tensors, {KEY: about}))
 
 
 def _read_originals(directory: Path, name: str) -> Pictures:
