@@ -14,14 +14,12 @@ from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
 from remnant.solvers.consensus import Clusters, came_back, cluster, enough
-from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, Positive, balanced_labels
+from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, balanced_labels
 from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
-from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
 from remnant.solvers.kkt.paper import Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.rounds import Agreed, search_in_rounds
 from remnant.solvers.kkt.scale import scaled_to_box
-from remnant.solvers.kkt.search import Found
+from remnant.solvers.kkt.search import Found, Search, agreed
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.types import Candidates, Status, Target
 
@@ -48,14 +46,10 @@ class KKT:
     objective: Objective | None = None  # None: from the known loss, or the number of outputs
     candidates: int | None = None  # a start; None: twice the number of records
     starts: int = 4  # default: independent sets of candidates
-    rounds: int = 1  # default: more begin again at what the starts agree on
-    refine: bool = False  # default: one more descent from all that the starts return
-    steps: int | None = None  # a round (1000), or a trial of the papers' descent (50000)
-    optimiser: Optimiser = "adam"  # default
+    steps: int | None = None  # of a start (1000), or a trial of the papers' descent (50000)
     rank: int | None = None  # default: of the first dense layer; None: the number of records
     inner_rank: int | None = 40  # default: of dense layers between; None: whole
     lambda_min: float | None = None  # None: 0, or drawn by the paper's search
-    positive: Positive = "softplus"  # default: how a dual is kept above lambda_min
     range_weight: float | None = None  # default: of a record's own signal; None: by objective
     whiten: float | None = None  # default: power of the first layer's singular values
     tv_weight: float = 0.0  # default: prior on neighbouring pixels
@@ -69,9 +63,7 @@ class KKT:
             raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
         if self.objective not in (None, *OBJECTIVES):
             raise InputError(expected("objective", ", ".join(OBJECTIVES), repr(self.objective)))
-        if self.optimiser not in OPTIMISERS:
-            raise InputError(expected("optimiser", ", ".join(OPTIMISERS), repr(self.optimiser)))
-        for name in ("candidates", "starts", "rounds", "steps", "rank", "inner_rank", "trials"):
+        for name in ("candidates", "starts", "steps", "rank", "inner_rank", "trials"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(expected(name, "1 or more", value))
@@ -99,7 +91,7 @@ class KKT:
         spare = 1.0 if records_of(target) else SPARE_RANK
         rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
-        duals = replace(duals, least=self.lambda_min or 0.0, positive=self.positive)
+        duals = replace(duals, least=self.lambda_min or 0.0)
         problem = pose(
             layers,
             target.input_shape,
@@ -108,21 +100,14 @@ class KKT:
             bias_decayed=state.bias_decayed,
             box=model_box(target),
         )
-        found = search_in_rounds(
-            problem,
-            duals,
-            self.search(duals, layers),
-            starts=self.starts,
-            rounds=self.rounds,
-            refine=self.refine,
-            generator=generator,
-        )
+        how = self.search(duals, layers)
+        found = agreed(problem, duals, how, starts=self.starts, generator=generator)
         if found is None:
             reason = (
                 "the search left the range of numbers from every start: the weights are far out"
             )
             return nothing(target, Status.INCONCLUSIVE, reason)
-        return conclude(target, layers, spectrum, state, duals, found)
+        return conclude(target, layers, spectrum, state, duals, *found)
 
     def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
         """Weights that did well on other draws than those reported (docs/final-weights.md)."""
@@ -132,7 +117,6 @@ class KKT:
         elif duals.outputs == 1:
             weight = 10.0
         return Search(
-            optimiser=self.optimiser,
             steps=self.steps or 1000,
             lr=0.05 if conv else 0.1,
             sharpness=(5.0 if conv else 1.0, 50.0),
@@ -229,18 +213,19 @@ def conclude(
     spectrum: Spectrum,
     state: Balance,
     duals: Duals,
-    found: Agreed,
+    found: Found,
+    groups: Clusters,
 ) -> Candidates:
     """Cluster centres in the data's own scale, those that most starts agree on first."""
-    k, m, groups = found.starts, len(duals.labels), found.clusters
+    k, m = len(found.inputs), len(duals.labels)
     centres = in_the_box(target, layers, duals, groups.centres[:m])
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
-    agreed = groups.starts[:m] >= enough(k)
-    distinct = len(cluster(groups.centres[:m][agreed][None])) if agreed.any() else 0
+    alike = groups.starts[:m] >= enough(k)
+    distinct = len(cluster(groups.centres[:m][alike][None])) if alike.any() else 0
     labels, wrong = None, None
     if duals.objective != "free":
-        labels = found.labels[groups.seed[:m]]
-        wrong = int((misclassified(found.found, groups, labels) & agreed).sum())
+        labels = duals.labels[groups.seed[:m] % m]
+        wrong = int((misclassified(found, groups, labels) & alike).sum())
     status, reason = outcome(duals.objective, k, distinct, state.imbalance, wrong or 0)
     return Candidates(
         inputs=data.float(),
@@ -260,9 +245,9 @@ def conclude(
             "clusters": len(groups),
             "imbalance": state.imbalance,
             "bias_decayed": state.bias_decayed if any(x.bias is not None for x in layers) else None,
-            "misfit": found.found.misfit.mean(0).tolist(),
+            "misfit": found.misfit.mean(0).tolist(),
         },
-        trace={"singular_values": spectrum.values.tolist(), "misfit": found.found.trace},
+        trace={"singular_values": spectrum.values.tolist(), "misfit": found.trace},
     )
 
 

@@ -76,7 +76,6 @@ def kkt_flags(parser: argparse.ArgumentParser) -> None:
     optional(how, "--objective", str, words, choices=("margin", "soft", "free"))
     optional(how, "--candidates", int, "in each start (default: twice the records)")
     optional(how, "--starts", int, "independent ones (default: 4)")
-    optional(how, "--rounds", int, "more begin again at what starts agree on (default: 1)")
     optional(how, "--steps", int, "of each (default: 1000; paper: 50000)")
     optional(how, "--rank", int, "of the first dense layer (default: the records)")
     optional(how, "--tv-weight", float, "prior on neighbouring pixels (default: 0)")

@@ -123,33 +123,15 @@ def most_starts_first(groups: Clusters, starts: int) -> Clusters:
 
     The mean alone puts what one start has, and others nearly, before what all but one have.
     """
-    return _ordered(replace(groups, agreement=groups.agreement * groups.starts / starts))
-
-
-def _ordered(groups: Clusters) -> Clusters:
-    return taken(groups, groups.agreement.argsort(descending=True, stable=True))
-
-
-def taken(groups: Clusters, rows: Tensor) -> Clusters:
-    """These clusters in this order; members of others are in cluster -1."""
-    place = torch.full((len(groups),), -1)
-    place[rows] = torch.arange(len(rows))
+    agreement = groups.agreement * groups.starts / starts
+    rows = agreement.argsort(descending=True, stable=True)
     return Clusters(
         centres=groups.centres[rows],
-        agreement=groups.agreement[rows],
+        agreement=agreement[rows],
         starts=groups.starts[rows],
-        member=place[groups.member],
+        member=rows.argsort()[groups.member],
         seed=groups.seed[rows],
     )
-
-
-def judged_by(groups: Clusters, independent: Tensor, alike: float = ALIKE) -> Clusters:
-    """The same clusters, counted and ordered by how starts k x m x d, not their own, agree."""
-    k, m, _ = independent.shape
-    rows = unit_rows(independent.detach().double().flatten(0, 1))
-    best = (unit_rows(groups.centres) @ rows.T).view(-1, k, m).max(2).values
-    agreement = best.mean(1).clamp(0, 1)
-    return _ordered(replace(groups, agreement=agreement, starts=(best >= alike).sum(1)))
 
 
 def pool(

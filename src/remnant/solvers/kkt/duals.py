@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Objective = Literal["margin", "soft", "free"]
-Positive = Literal["softplus", "square"]
 OBJECTIVES: tuple[Objective, ...] = ("margin", "soft", "free")
 FIRST = 0.05  # duals begin here, above their least
 
@@ -29,7 +28,6 @@ class Duals:
     labels: Tensor
     outputs: int
     least: float = 0.0
-    positive: Positive = "softplus"
 
     def start(self, starts: int, dtype: torch.dtype) -> Tensor:
         """Raw numbers, k x m, or k x m x c for several free outputs."""
@@ -40,23 +38,14 @@ class Duals:
                 return (FIRST * signs).expand(starts, m).clone()
             held = F.one_hot(self.labels, self.outputs).to(dtype) - 1 / self.outputs
             return (FIRST * held).expand(starts, m, self.outputs).clone()
-        raw = math.log(math.expm1(FIRST)) if self.positive == "softplus" else math.sqrt(FIRST)
-        return torch.full((starts, m), raw, dtype=dtype)
+        return torch.full((starts, m), math.log(math.expm1(FIRST)), dtype=dtype)
 
     def values(self, raw: Tensor) -> Tensor:
         """k x m: how much of its direction each record adds."""
         if self.objective == "free":
             lengths: Tensor = raw if self.outputs == 1 else raw.norm(dim=2)
             return lengths
-        above: Tensor = F.softplus(raw) if self.positive == "softplus" else raw.square()
-        return self.least + above
-
-    def raw(self, values: Tensor) -> Tensor:
-        """Raw numbers whose `values` are these, k x m (margin and soft)."""
-        above = (values - self.least).clamp(min=1e-6)
-        if self.positive == "square":
-            return above.sqrt()
-        return above + torch.log(-torch.expm1(-above))
+        return self.least + F.softplus(raw)
 
     def directions(self, raw: Tensor, outputs: Tensor) -> Tensor:
         """km x c, from the outputs at the candidates."""

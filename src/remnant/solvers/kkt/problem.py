@@ -101,11 +101,6 @@ class Problem:
         """Coordinates ... x r -> inputs ... x d."""
         return s if self.basis is None else s @ self.basis.T
 
-    def coordinates_of(self, inputs: Tensor) -> Tensor:
-        """Inputs ... x d -> coordinates ... x r, in the working precision."""
-        held = inputs.to(self.columns.dtype)
-        return held if self.basis is None else held @ self.basis
-
 
 def pose(
     layers: Sequence[Layer],
@@ -148,28 +143,11 @@ def pose(
 def to_double(problem: Problem) -> Problem:
     """The same problem in float64, from the numbers as they were rounded."""
 
-    def wide(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.double()
+    def tensors(value: Term | Problem) -> dict[str, Any]:
+        return {name: v.double() for name, v in vars(value).items() if isinstance(v, Tensor)}
 
-    terms = tuple(
-        replace(
-            term,
-            left=term.left.double(),
-            right=wide(term.right),
-            bias=wide(term.bias),
-            bias_target=wide(term.bias_target),
-        )
-        for term in problem.terms
-    )
-    return replace(
-        problem,
-        terms=terms,
-        basis=wide(problem.basis),
-        columns=problem.columns.double(),
-        rows=wide(problem.rows),
-        low=wide(problem.low),
-        high=wide(problem.high),
-    )
+    terms = tuple(replace(term, **tensors(term)) for term in problem.terms)
+    return replace(problem, terms=terms, **tensors(problem))
 
 
 def _affine(layer: Layer) -> Tensor:
