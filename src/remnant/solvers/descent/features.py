@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
-from remnant.solvers.descent.paper import Bounds, normal
+from remnant.solvers.descent.paper import normal
 from remnant.solvers.replay.lbfgs import minimise
 
+Bounds = tuple[Tensor | float, Tensor | float]
 SILENT = 1e-4  # of a record's largest feature: rounding must not pass for a unit that fires
 
 
