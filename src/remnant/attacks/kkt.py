@@ -21,6 +21,7 @@ from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.scale import scaled_to_box
 from remnant.solvers.kkt.search import Found, Search, agreed
 from remnant.solvers.spans import Spectrum, count_in_noise
+from remnant.training.losses import predicted
 from remnant.types import Candidates, Status, Target
 
 Preset = Literal["default", "paper"]
@@ -265,8 +266,7 @@ def in_the_box(target: Target, layers: tuple[Layer, ...], duals: Duals, centres:
 def misclassified(found: Found, groups: Clusters, labels: Tensor) -> Tensor:
     """Of the first clusters, those that the model gives another label than they were sought by."""
     outputs = found.outputs.flatten(0, 1)[groups.seed[: len(labels)]]
-    said = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-    return said != labels
+    return predicted(outputs) != labels
 
 
 def outcome(

@@ -22,6 +22,7 @@ from remnant.training.descent import Trace, Walk
 from remnant.training.losses import loss_named
 from remnant.training.recipes import PrivateDescent, describe
 from remnant.training.run import Trained, measures, named, prepare
+from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
 NUMBERS_AT_ONCE = 2**24  # of per-record gradients: 64 MB in float32
@@ -145,7 +146,7 @@ def _descend(
     watch: Watch | None,
 ) -> str:
     n, everyone = len(gradients.inputs), torch.arange(len(gradients.inputs))
-    velocity = [torch.zeros_like(w) for w in walk.weights]
+    state = first_state(recipe, walk.weights)
     with task("private training", recipe.steps) as tick:
         for _ in range(recipe.steps):
             rows = everyone
@@ -159,10 +160,8 @@ def _descend(
                 watch(walk.weights, sums, rows)
             if len(rows):
                 trace.add(walk.steps, losses / len(rows))
-            for v, sum_, w in zip(velocity, sums, walk.weights, strict=True):
-                v.mul_(recipe.momentum).add_(sum_, alpha=1 / (recipe.sampling * n))
-                v.add_(w, alpha=recipe.weight_decay)
-            walk.move(velocity, lr=recipe.lr)
+            state = update(recipe, walk.steps, state, [s / (recipe.sampling * n) for s in sums])
+            walk.move(state[: len(sums)])
             # The weights are public, and so is what is decided by them alone.
             if not all(bool(w.isfinite().all()) for w in walk.weights):
                 walk.retreat()

@@ -105,9 +105,8 @@ def descend(
     """
     if records < 1:
         raise InputError(expected("descent: records", "1 or more", records))
-    kept = checkpoint(
-        "descent", model, evidence, settings, shape, records, generator.get_state()
-    )  # only the start is drawn
+    drawn = generator.get_state()  # only the start is drawn
+    kept = checkpoint("descent", model, evidence, settings, shape, records, drawn)
     goal, settings, inputs, duals, pace = _start(
         model, evidence, settings, shape, records, generator
     )
