@@ -1,6 +1,6 @@
 import pytest
 
-from remnant.report.table import html_table, kinds_of, record_table, text_table
+from remnant.report.table import kinds_of, record_table, text_table
 
 
 def test_whole_numbers_and_categories_are_rounded_and_checked():
@@ -47,12 +47,8 @@ def test_without_truth_there_are_two_columns_and_no_verdict():
     assert lines[3].index("1.5") == lines[4].index("2")
 
 
-def test_names_cannot_break_out_of_the_page_or_the_terminal():
+def test_names_cannot_break_out_of_the_terminal():
     table = record_table([1.0], features=["<script>&\x1b[2J"], title="<b>")
-    page = html_table(table)
-    assert "<script>" not in page
-    assert "&lt;script&gt;&amp;" in page
-    assert "<caption>&lt;b&gt;</caption>" in page
     assert "\x1b" not in text_table(table)
 
 

@@ -14,7 +14,6 @@ from remnant.scoring import (
     nearest,
     nearest_averaged,
     optimal,
-    reconstruction_curve,
     standardised_l2,
     stretch,
 )
@@ -137,11 +136,6 @@ def test_nearest_averaged_measures_without_the_mean_image():
     distance = standardised_l2(records - mean, candidates - mean)
     assert matches.candidate.tolist() == distance.argmin(1).tolist()
     torch.testing.assert_close(averages, candidates[matches.candidate])
-
-
-def test_the_curve_is_sorted_with_the_unmatched_last():
-    curve = reconstruction_curve(greedy(torch.tensor([[3.0, 4.0], [1.0, 9.0], [7.0, 8.0]])))
-    assert curve.tolist() == [1.0, 4.0, math.inf]
 
 
 def test_stretch_fills_the_box():

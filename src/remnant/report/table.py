@@ -1,11 +1,10 @@
 """A record of a table as rows: each feature, what was recovered, and the truth where it is known.
 
-`record_table` computes what the rows say, `text_table` and `html_table` write them down.
+`record_table` computes what the rows say, `text_table` writes them down.
 """
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,14 +129,3 @@ def text_table(table: RecordTable) -> str:
     ]
     rule = "  ".join("-" * w for w in wide)
     return "\n".join([table.title, body[0], rule, *body[1:]]) + "\n"
-
-
-def html_table(table: RecordTable) -> str:
-    """The same as a <table>, everything escaped: names come from the user's files."""
-    heads, lines = cells(table)
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in heads)
-    rows = "\n".join(
-        f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in line)}</tr>" for line in lines
-    )
-    caption = html.escape(table.title)
-    return f"<table>\n<caption>{caption}</caption>\n<tr>{head}</tr>\n{rows}\n</table>\n"

@@ -19,7 +19,6 @@ from remnant.scoring.matching import (
     nearest,
     nearest_averaged,
     optimal,
-    reconstruction_curve,
     stretch,
 )
 from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
@@ -63,7 +62,6 @@ __all__ = [
     "papers_ssim",
     "psnr",
     "rate_interval",
-    "reconstruction_curve",
     "score",
     "score_oracle",
     "score_with_nulls",

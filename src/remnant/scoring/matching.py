@@ -113,11 +113,6 @@ def take(candidates: Tensor, index: Tensor) -> Tensor:
     return out
 
 
-def reconstruction_curve(matches: Matches) -> Tensor:
-    """The distances in ascending order, n; unmatched records (infinity) come last (000, Fig. 2)."""
-    return matches.distance.sort().values
-
-
 def match(
     records: Tensor, candidates: Tensor, *, protocol: str, distance: Tensor | None = None
 ) -> tuple[Matches, Tensor]:
