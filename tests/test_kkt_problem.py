@@ -15,7 +15,8 @@ from remnant.solvers.kkt.problem import (
     range_misfit,
     signals,
 )
-from remnant.solvers.kkt.scale import OUTSIDE, largest_in_box, scaled_to_box
+from remnant.solvers.kkt.scale import largest_in_box, scaled_to_box
+from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
 
 def dense(bias=True, c=3):
@@ -189,13 +190,13 @@ def test_duals_stay_above_their_least():
 def test_the_largest_scale_that_fits_the_box():
     low, high = -torch.full((4,), 0.5), torch.full((4,), 0.5)
     inputs = torch.tensor([[0.25, 0.1, 0.0, -0.2], [1.0, 0.0, 0.0, 0.0]])
-    found = largest_in_box(inputs, low, high, 0.0)
+    found = largest_in_box(inputs, low, high, Tolerances(outside=0.0))
     assert found[0] == pytest.approx(2.0, rel=0.02)
     assert found[1] == pytest.approx(0.5, rel=0.02)
     # told the scale, only data that fill the box are brought to it
     corners = 0.25 * torch.tensor([[1.0, -1.0, 1.0, 1.0], [-1.0, -1.0, 1.0, -1.0]])
     for rows, told in ((inputs, False), (corners, True)):
-        largest = rows * largest_in_box(rows, low, high, OUTSIDE)[:, None]
+        largest = rows * largest_in_box(rows, low, high, TOLERANCES)[:, None]
         assert torch.equal(scaled_to_box(rows, low, high, told=told), largest)
     assert torch.equal(scaled_to_box(inputs, low, high, told=True), inputs)
 

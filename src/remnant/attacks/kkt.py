@@ -20,18 +20,13 @@ from remnant.solvers.kkt.paper import Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.scale import scaled_to_box
 from remnant.solvers.kkt.search import Found, Search, agreed
+from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.training.losses import predicted
 from remnant.types import Candidates, Status, Target
 
 Preset = Literal["default", "paper"]
 PRESETS: tuple[Preset, ...] = ("default", "paper")
-# Imbalance above which a model is not near a stationary point under weight decay. Starts agree
-# there as well, on what is no record (docs/final-weights.md).
-UNBALANCED = 0.01
-# Per record 2 candidates: with as many as records, starts that fall together leave others unfound.
-PER_RECORD = 2
-SPARE_RANK = 1.25  # where the number of records is not known: too low a rank loses records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +82,9 @@ class KKT:
             return nothing(target, Status.NOT_APPLICABLE, reason)
         spectrum, state = spectrum_of(target, layers), balance(layers)
         counted = records_of(target) or spectrum.count
-        m = self.candidates or PER_RECORD * counted
+        m = self.candidates or TOLERANCES.per_record * counted
         first = next(layer for layer in layers if not layer.conv)
-        spare = 1.0 if records_of(target) else SPARE_RANK
+        spare = 1.0 if records_of(target) else TOLERANCES.spare_rank
         rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
         duals = replace(duals, least=self.lambda_min or 0.0)
@@ -132,7 +127,7 @@ class KKT:
         counted = records_of(target)
         if counted is None and layers is not None:
             counted = spectrum_of(target, layers).count
-        m = self.candidates or PER_RECORD * (counted or 0)
+        m = self.candidates or TOLERANCES.per_record * (counted or 0)
         if not m:
             reason = "the number of records cannot be read off this model; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
@@ -275,7 +270,7 @@ def outcome(
     """There is no certificate: what starts agree on is likely a record, no more."""
     alone = "one start has nothing to agree with, and a small misfit is no evidence"
     words = alone if starts == 1 else came_back(agreed, starts)
-    if imbalance > UNBALANCED:
+    if imbalance > TOLERANCES.unbalanced:
         words = (
             "the model was not trained to a stationary point under weight decay (hidden neurons "
             f"are out of balance by {imbalance:.2f}), where agreement is no evidence: {words}"

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remnant.solvers.kkt.tolerances import TOLERANCES
+
 Objective = Literal["margin", "soft", "free"]
 OBJECTIVES: tuple[Objective, ...] = ("margin", "soft", "free")
-FIRST = 0.05  # duals begin here, above their least
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,6 +29,7 @@ class Duals:
     labels: Tensor
     outputs: int
     least: float = 0.0
+    first: float = TOLERANCES.first_dual  # where they begin, above their least
 
     def start(self, starts: int, dtype: torch.dtype) -> Tensor:
         """Raw numbers, k x m, or k x m x c for several free outputs."""
@@ -35,10 +37,10 @@ class Duals:
         if self.objective == "free":
             if self.outputs == 1:  # half of either sign: records lie on both sides of the fit
                 signs = 2.0 * self.labels.to(dtype) - 1
-                return (FIRST * signs).expand(starts, m).clone()
+                return (self.first * signs).expand(starts, m).clone()
             held = F.one_hot(self.labels, self.outputs).to(dtype) - 1 / self.outputs
-            return (FIRST * held).expand(starts, m, self.outputs).clone()
-        return torch.full((starts, m), math.log(math.expm1(FIRST)), dtype=dtype)
+            return (self.first * held).expand(starts, m, self.outputs).clone()
+        return torch.full((starts, m), math.log(math.expm1(self.first)), dtype=dtype)
 
     def values(self, raw: Tensor) -> Tensor:
         """k x m: how much of its direction each record adds."""

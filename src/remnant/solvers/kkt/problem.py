@@ -26,8 +26,6 @@ from torch.nn.grad import conv2d_input
 
 from remnant.solvers.kkt.network import Layer
 
-TINY = 1e-12
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Term:
@@ -172,7 +170,7 @@ class Pass:
 
     def spreads(self) -> list[float]:
         """The deviation of each hidden layer's pre-activations: the unit of their smoothing."""
-        return [max(float(z.detach().std()), TINY) for z in self.outputs[:-1]]
+        return [float(z.detach().std()) or 1.0 for z in self.outputs[:-1]]
 
 
 def forward(problem: Problem, s: Tensor) -> Pass:
@@ -276,7 +274,7 @@ def range_misfit(problem: Problem, arrived: Sequence[Tensor], dual: Tensor) -> T
     """k x m: the share of each record's own signal outside the first dense layer's columns."""
     d = arrived[problem.first_dense].view(*dual.shape, -1)
     inside = (d @ problem.columns).square().sum(2)
-    return 1 - inside / d.square().sum(2).clamp(min=TINY)
+    return 1 - inside / d.square().sum(2).clamp(min=torch.finfo(d.dtype).tiny)
 
 
 def span_misfit(problem: Problem, seen: Pass) -> Tensor:
@@ -284,7 +282,7 @@ def span_misfit(problem: Problem, seen: Pass) -> Tensor:
     assert problem.rows is not None
     h = seen.inputs[problem.first_dense]
     outside = h - (h @ problem.rows.T) @ problem.rows
-    return outside.square().sum() / h.detach().square().sum().clamp(min=TINY)
+    return outside.square().sum() / h.detach().square().sum().clamp(min=torch.finfo(h.dtype).tiny)
 
 
 def box_misfit(problem: Problem, s: Tensor) -> Tensor:

@@ -27,9 +27,7 @@ from remnant.solvers.kkt.problem import (
     span_misfit,
     variation,
 )
-
-REFRESH = 50  # steps between looks at the pre-activations' spread
-SETTLED = 3.0  # a start whose misfit is above that many times the least has not come to rest
+from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,7 @@ class Search:
     box_weight: float = 1.0
     span_weight: float = 0.3
     tv_weight: float = 0.0
+    tolerances: Tolerances = TOLERANCES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +76,21 @@ def agreed(
 
     None where every start left the range of numbers.
     """
-    found = settled(descend(problem, duals, search, starts=starts, generator=generator))
+    found = descend(problem, duals, search, starts=starts, generator=generator)
+    found = settled(found, search.tolerances)
     if not len(found.inputs):
         return None
     return found, most_starts_first(cluster(found.inputs), len(found.inputs))
 
 
-def settled(found: Found) -> Found:
+def settled(found: Found, tolerances: Tolerances = TOLERANCES) -> Found:
     """The starts that have come to rest; never fewer than two, or the better half.
 
     The others agree with nothing, and would only lower the share of starts that agree.
     """
     total = found.misfit.sum(1)
     better = total.sort().values[: max(2, len(total) // 2)]
-    rest = total <= torch.maximum(SETTLED * better[0], better[-1])
+    rest = total <= torch.maximum(tolerances.settled * better[0], better[-1])
     kept: dict[str, Any] = {
         name: value[rest] for name, value in vars(found).items() if isinstance(value, Tensor)
     }
@@ -171,7 +171,8 @@ def _adam(
         step(first)
         for i in range(first, search.steps):
             share = i / search.steps
-            if i % REFRESH == 0:
+            looks = i % search.tolerances.refresh == 0
+            if looks:
                 spreads = _spreads(problem, s)
             rate = 1.0 if share < 0.5 else 0.5 * (1 + math.cos(math.pi * (share - 0.5) / 0.5))
             optimiser.param_groups[0]["lr"] = search.lr * max(1e-3, rate)
@@ -179,7 +180,7 @@ def _adam(
             value = objective(problem, duals, search, s, raw, at).sum()
             s.grad, raw.grad = torch.autograd.grad(value, [s, raw])
             optimiser.step()
-            if i % REFRESH == 0:
+            if looks:
                 trace.append(float(value.detach()) / len(s))
             if kept.due():
                 kept.save([i + 1, s, raw, spreads, trace, optimiser.state_dict()])
