@@ -23,8 +23,6 @@ from remnant.progress import task
 from remnant.solvers.descent.objective import Objective, objective
 from remnant.types import Evidence, Weights
 
-TRACE_POINTS = 200
-
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
@@ -117,7 +115,7 @@ def descend(
         for here, there in zip((inputs, duals), places, strict=True):
             here.data.copy_(there)
         adam.load_state_dict(moments)
-    square, every = goal.square, max(1, settings.steps // TRACE_POINTS)
+    square, every = goal.square, max(1, settings.steps // 200)
     with task("descent", settings.steps) as tick:
         tick(first)
         for step in range(first, settings.steps + 1):
