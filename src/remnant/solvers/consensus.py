@@ -17,13 +17,25 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.types import Candidates, Scaling, Status
 
-ALIKE = 0.8  # correlation at which two candidates count as one
-AGREED = 0.75  # share of the starts that must return a candidate alike
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """What agreement is."""
+
+    # Correlation at which two candidates count as one. A higher one splits what starts return of
+    # one record; a lower one joins records that are like each other.
+    alike: float = 0.8
+    # Share of the starts that must return a candidate alike. A higher share is surer, and misses
+    # records that some starts lost.
+    agreed: float = 0.75
+
+
+TOLERANCES = Tolerances()
 
 
 def enough(starts: int) -> int:
     """How many of them must return a candidate alike."""
-    return math.ceil(AGREED * starts)
+    return math.ceil(TOLERANCES.agreed * starts)
 
 
 def came_back(agreed: int, starts: int, what: str = "independent starts") -> str:
@@ -56,7 +68,7 @@ def unit_rows(rows: Tensor) -> Tensor:
     return centred / length
 
 
-def cluster(candidates: Tensor, alike: float = ALIKE) -> Clusters:
+def cluster(candidates: Tensor, alike: float = TOLERANCES.alike) -> Clusters:
     """Group k x m x d candidates of k starts by correlation of at least `alike`.
 
     Seeds are taken by falling agreement; a seed gathers all that are alike and not gathered yet.
@@ -67,7 +79,7 @@ def cluster(candidates: Tensor, alike: float = ALIKE) -> Clusters:
     return replace(groups, member=groups.member.view(k, m))
 
 
-def pooled(runs: Sequence[Tensor], alike: float = ALIKE) -> Clusters:
+def pooled(runs: Sequence[Tensor], alike: float = TOLERANCES.alike) -> Clusters:
     """The same for runs of any number of candidates, m_i x d, those that most runs have first."""
     run = torch.arange(len(runs)).repeat_interleave(torch.tensor([len(rows) for rows in runs]))
     return most_starts_first(_grouped(torch.cat(list(runs)), run, alike), len(runs))
@@ -138,7 +150,7 @@ def pool(
     runs: Sequence[Candidates],
     scaling: Scaling | None = None,
     *,
-    alike: float = ALIKE,
+    alike: float = TOLERANCES.alike,
     chosen: Candidates | None = None,
 ) -> Candidates:
     """What independent runs, with the same settings or others, return between them, as one list.

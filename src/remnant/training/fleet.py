@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.training.descent import batches
-from remnant.training.losses import check_labels, loss_named
+from remnant.training.losses import check_labels
 from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe
 from remnant.training.run import named, prepare
-from remnant.training.stacked import Forward, stacked_forward
+from remnant.training.stacked import Forward, stacked_forward, stacked_loss
 from remnant.training.steps import first_state, slots, update
 from remnant.types import Examples, Scaling, Weights
 
@@ -141,14 +140,8 @@ def step_gradient(
 def step_loss(
     run: SharedRun, weights: Sequence[Tensor], step: int, extra: Tensor, labels: Tensor
 ) -> Tensor:
-    """The sum of the K models' mean losses on that step's batch: each sees its own weights only."""
-    outputs, wanted = _outputs(run, weights, run.rows[step], extra, labels)
-    if run.recipe.loss == "ce":
-        mean = F.cross_entropy(outputs, wanted)
-    else:
-        loss = loss_named(run.recipe.loss)
-        mean = loss(outputs.transpose(1, 2).flatten(0, 1), wanted.flatten(0, 1))
-    return mean * len(extra)
+    """The sum of the K models' mean losses on that step's batch."""
+    return stacked_loss(run.recipe.loss, *_outputs(run, weights, run.rows[step], extra, labels))
 
 
 def _outputs(

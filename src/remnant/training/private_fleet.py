@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
-from remnant.training.losses import loss_named
 from remnant.training.recipes import PrivateDescent
 from remnant.training.run import named, prepare
-from remnant.training.stacked import product
+from remnant.training.stacked import product, stacked_loss
 from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
@@ -88,7 +86,8 @@ def clipped_sum(
         before.append(features)
         biased.append(layer.bias is not None)
     wanted = labels.expand(len(weights[0]), -1)
-    signals = torch.autograd.grad(_summed_loss(run, features, wanted), before, create_graph=graph)
+    summed = stacked_loss(run.recipe.loss, features, wanted) * wanted.shape[1]
+    signals = torch.autograd.grad(summed, before, create_graph=graph)
     if not graph:
         seen = [a.detach() for a in seen]
     squares = [
@@ -104,13 +103,6 @@ def clipped_sum(
         if bias:
             sums.append(cut.sum(2))
     return sums
-
-
-def _summed_loss(run: PrivateRun, outputs: Tensor, labels: Tensor) -> Tensor:
-    if run.recipe.loss == "ce":
-        return F.cross_entropy(outputs, labels, reduction="sum")
-    rows = outputs.transpose(1, 2).flatten(0, 1)
-    return loss_named(run.recipe.loss)(rows, labels.flatten(0, 1)) * len(rows)
 
 
 def _factors(recipe: PrivateDescent, squares: Tensor) -> Tensor:
