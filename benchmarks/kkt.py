@@ -1,6 +1,5 @@
-"""Final weights: optimisers against each other, and the default against the papers' descent.
+"""Final weights: the default, seed by seed, and against the papers' descent.
 
-    python benchmarks/kkt.py optimisers            # seeds 100..104, one start each
     python benchmarks/kkt.py paper --seconds 60    # the papers' random search at equal CPU time
     python benchmarks/kkt.py table --task bce --records 50 --seeds 5    # the default, seed by seed
     python benchmarks/kkt.py table --data cifar10 --data-dir DIR --records 50 --sheet sheet.png
@@ -24,11 +23,7 @@ from remnant.experiments.kkt_studies import Victim, above, make_victim, measured
 from remnant.report import draw_sheet, finding_sheet
 from remnant.scoring import score_with_nulls
 from remnant.seeds import generator_for
-from remnant.solvers.kkt.optimisers import OPTIMISERS
 from remnant.types import Finding
-
-# Steps of each that take the CPU time of one of Adam's.
-EQUAL = {"adam": 1.0, "varpro": 0.9, "lbfgs": 0.8}
 
 
 def victims(seeds: range, task: str, records: int, width: int) -> Iterator[tuple[int, Victim]]:
@@ -43,18 +38,6 @@ def attack(victim: Victim, how: KKT, seed: int) -> tuple[int, int, float]:
     found = how(victim.target, generator=generator_for(seed, "attack"))
     seconds = time.process_time() - begun
     return above(victim.truth, found.inputs, 0.8), above(victim.truth, found.inputs, 0.9), seconds
-
-
-def compare_optimisers(args: argparse.Namespace) -> None:
-    for seed, victim in victims(range(100, 105), args.task, args.records, args.width):
-        for name in OPTIMISERS:
-            how = KKT(optimiser=name, starts=1, steps=int(EQUAL[name] * args.steps))
-            found = attack(victim, how, seed)
-            print(
-                f"{args.task} {args.records} seed {seed} {name:6} >.8 {found[0]:3} "
-                f">.9 {found[1]:3} {found[2]:.1f} s",
-                flush=True,
-            )
 
 
 def compare_paper(args: argparse.Namespace) -> None:
@@ -114,7 +97,7 @@ def tabulate(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("optimisers", "paper", "table"))
+    parser.add_argument("what", choices=("paper", "table"))
     parser.add_argument("--task", default="ce", choices=("ce", "bce", "mse"))
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--data-dir", type=Path)
@@ -132,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    {"optimisers": compare_optimisers, "paper": compare_paper, "table": tabulate}[args.what](args)
+    {"paper": compare_paper, "table": tabulate}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def print_candidate(args: argparse.Namespace) -> None:
     times = []
     for steps in (2, 2, 2 + args.few):  # the first one warms up
         begun = time.process_time()
-        plan = replace(how, steps=steps, finish=0)
+        plan = replace(how, steps=steps)
         descend(problem, duals, plan, starts=1, generator=torch.Generator().manual_seed(0))
         times.append(time.process_time() - begun)
     memory = memory_now() - before

@@ -40,7 +40,7 @@ NAMES = (
 )  # fmt: skip
 SETTINGS = {
     "ntk": ("preset", "starts", "iterations", "patience", "steps", "features", "runs", "double"),
-    "kkt": ("objective", "candidates", "starts", "rounds", "steps", "rank", "lr", "tv_weight"),
+    "kkt": ("objective", "candidates", "starts", "steps", "rank", "lr", "tv_weight"),
     "gradient": ("walkers", "patience", "source", "norm", "steps", "restarts"),
     "informed": ("method", "layers", "probes", "order_seed", "restarts", "shadows", "replaying"),
     "glm": ("weights", "trusted", "attempts", "use_scaler"),

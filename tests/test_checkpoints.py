@@ -129,18 +129,6 @@ WORK = {
         25,
         lambda: by_attack("kkt", moved("mlp:64-20-20-10"), starts=2, steps=40, candidates=6),
     ),
-    "kkt lbfgs": (
-        "descent",
-        4,
-        lambda: by_attack(
-            "kkt", moved("mlp:64-20-10"), starts=2, steps=30, optimiser="lbfgs", candidates=6
-        ),
-    ),
-    "kkt varpro": (
-        "descent",
-        40,
-        lambda: by_attack("kkt", moved("mlp:64-20-10"), starts=2, steps=60, optimiser="varpro"),
-    ),
     "kkt paper": (
         "descent on pixels",
         25,

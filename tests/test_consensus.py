@@ -8,7 +8,6 @@ import torch
 from remnant.errors import InputError
 from remnant.solvers.consensus import (
     cluster,
-    judged_by,
     most_starts_first,
     pool,
     pooled,
@@ -65,19 +64,6 @@ def test_constant_and_broken_candidates_agree_with_nothing():
     groups = cluster(starts)
     assert not groups.agreement.any()
     assert torch.isfinite(groups.centres).all()
-
-
-def test_clusters_can_be_judged_by_other_starts():
-    _, starts = noisy_starts(0.2)
-    alike = starts[:1].expand(3, -1, -1)  # not independent: they agree on everything
-    groups = cluster(alike)
-    assert (groups.starts == 3).all()
-    judged = judged_by(groups, starts[1:])
-    assert judged.starts.tolist()[:5] == [3] * 5
-    assert judged.starts[5:].max() == 0
-    rows = alike.flatten(0, 1)[judged.seed].double()
-    torch.testing.assert_close(judged.centres, rows)
-    assert torch.equal(judged.member.flatten()[judged.seed], torch.arange(10))
 
 
 def test_runs_of_one_length_are_pooled_as_starts_are_clustered():

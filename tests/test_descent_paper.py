@@ -1,5 +1,6 @@
 """The paper's descent: the fast loss is the naive one, batches are the whole, records come back."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -7,21 +8,11 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.gradients import weighted_sum
 from remnant.models import build
 from remnant.scoring import centred_correlation
 from remnant.solvers.descent import paper
 from remnant.solvers.descent.objective import objective
-from remnant.solvers.descent.paper import (
-    SCALED,
-    Descent,
-    RowAdam,
-    descend,
-    iterates,
-    slopes,
-    traced_slopes,
-)
-from remnant.solvers.descent.stack import stack_of, stack_slopes
+from remnant.solvers.descent.paper import SCALED, Descent, descend
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
 
@@ -84,85 +75,42 @@ def drawn(count, width, seed=2):
 
 @pytest.mark.parametrize("features", ["initial", "final", "hybrid"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_fast_loss_is_the_naive_one_in_value_and_gradient(kind, features):
+def test_the_loss_is_that_of_single_gradients_and_its_slopes_are_differences(kind, features):
     torch.manual_seed(0)
-    model = MODELS[kind]()
-    evidence = between(model, rank=2)
-    points = Descent(features=features).points(evidence)
-    inputs, duals = drawn(5, 3 * len(points))
-    goal = objective(
-        model, evidence.vector, points, inputs[:1], temperature=7.0, dtype=torch.float64, rank=3
-    )
-    loss, by_input, by_dual = slopes(goal, inputs, duals, None, 0.0)
-
-    x, a = inputs.clone().requires_grad_(), duals.clone().requires_grad_()
-    found = dict.fromkeys(evidence.vector, 0.0)
-    for part, weights in zip(a.chunk(len(points), dim=1), points, strict=True):
-        sums = weighted_sum(goal.model, x, part, weights=weights, create_graph=True)
-        found = {name: found[name] + sums[name] for name in found}
-    naive = sum((evidence.vector[n] - found[n]).square().sum() for n in found)
-    assert loss == pytest.approx(naive.item(), rel=1e-10)
-    for fast, slow in zip((by_input, by_dual), torch.autograd.grad(naive, (x, a)), strict=True):
-        torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("features", ["final", "hybrid"])
-@pytest.mark.parametrize("kind", ["mlp", "narrow", "own softplus"])
-def test_slopes_by_hand_are_autograds(kind, features):
-    """Also with important biases, a frozen layer, and another vector than the objective's own."""
-    model = MODELS[kind]()
+    model = MODELS[kind]().eval()
     evidence = between(model)
-    moved = {name: value for name, value in evidence.vector.items() if name != "1.weight"}
     points = Descent(features=features).points(evidence)
-    inputs, duals = drawn(5, 3 * len(points))
-    given = {"temperature": 7.0, "dtype": torch.float64}
-    whole = objective(model, evidence.vector, points, inputs[:1], **given).balanced(inputs)
-    goals = [
-        whole,
-        whole.against({name: 2 * value for name, value in evidence.vector.items()}),
-        objective(model, moved, points, inputs[:1], **given),
-    ]
-    for goal in goals:
-        loss, *by_hand = stack_slopes(goal, inputs, duals)
-        wanted, *traced = traced_slopes(goal, inputs, duals)
-        assert loss == pytest.approx(wanted, rel=1e-12)
-        for here, there in zip(by_hand, traced, strict=True):
-            torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-12)
+    inputs, duals = drawn(3, 3 * len(points))
+    goal = objective(model, evidence.vector, points, temperature=7.0, dtype=torch.float64)
+    total = {name: value.clone() for name, value in goal.vector.items()}
+    for part, point in zip(duals.chunk(len(points), dim=1), points, strict=True):
+        mine = copy.deepcopy(goal.model).requires_grad_()
+        mine.load_state_dict(point, strict=False)
+        for x, a in zip(inputs, part, strict=True):
+            mine.zero_grad()
+            (mine(x[None])[0] @ a).backward()
+            for name, parameter in mine.named_parameters():
+                total[name] -= parameter.grad
+    naive = sum(value.square().sum() for value in total.values()).item()
+    x, a = inputs.clone().requires_grad_(), duals.clone().requires_grad_()
+    loss = goal.loss(x, a)
+    assert loss.item() == pytest.approx(naive, rel=1e-10)
+    slopes = torch.autograd.grad(loss, (x, a))
+    steps = drawn(3, 3 * len(points), seed=9)
+    ends = [goal.loss(inputs + h * steps[0], duals + h * steps[1]).item() for h in (1e-6, -1e-6)]
+    along = sum((slope * step).sum() for slope, step in zip(slopes, steps, strict=True))
+    assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(along.item(), rel=1e-5)
 
 
-def test_only_plain_stacks_are_done_by_hand():
-    layer = nn.Linear(4, 4)
-    tied = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 4))
-    tied[2].weight = tied[0].weight
-    others = [
-        Residual(), tied, nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)),
-        nn.Sequential(layer, nn.Softplus(), layer), nn.Sequential(layer, nn.Tanh(), layer),
-        nn.Sequential(layer, nn.Softplus()), nn.Sequential(nn.Flatten()),
-    ]  # fmt: skip
-    assert [stack_of(model) for model in others] == [None] * len(others)
-    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
-    assert stack_of(plain) == [("1", plain[2]), ("3", None)]
-    vector = {"1.weight": torch.ones(3, 4)}
-    goal = objective(plain, vector, [{}], torch.zeros(1, 4), temperature=1.0)
-    assert stack_slopes(goal, torch.zeros(2, 4), torch.zeros(2, 1)) is not None
-    goal = replace(goal, dense=["3"])  # the first takes sequences, say
-    assert stack_slopes(goal, torch.zeros(2, 4), torch.zeros(2, 1)) is None
-
-
-def test_low_rank_changes_are_kept_in_factors_and_the_model_is_left_alone():
+def test_frozen_parameters_are_left_out_and_the_model_is_left_alone():
     model = MODELS["mlp"]()
-    evidence = between(model, rank=2)
-    inputs, _ = drawn(1, 3)
-    goal = objective(
-        model, evidence.vector, [evidence.end], inputs, temperature=7.0,
-        dtype=torch.float64, rank=3,
-    )  # fmt: skip
-    assert "1.weight" in goal.thin
-    left, right = goal.thin["1.weight"]
-    assert left.shape[1] == right.shape[1] == 3
-    torch.testing.assert_close(left @ right.T, evidence.vector["1.weight"])
+    evidence = between(model)
+    vector = evidence.vector | {"1.weight": torch.zeros_like(evidence.vector["1.weight"])}
+    goal = objective(model, vector, [evidence.end], temperature=7.0)
+    assert "1.weight" not in goal.vector
+    torch.testing.assert_close(goal.model[1].weight, evidence.end["1.weight"].float())
     assert any(isinstance(m, nn.ReLU) for m in model.modules())
-    assert not any(m._forward_hooks for m in model.modules())
+    torch.testing.assert_close(model[1].weight.detach().double(), evidence.start["1.weight"])
 
 
 def test_annealing_leaves_the_users_own_softplus():
@@ -171,73 +119,19 @@ def test_annealing_leaves_the_users_own_softplus():
             nn.Flatten(), nn.Linear(36, 5), nn.Softplus(beta=2.0), nn.Linear(5, 5), nn.ReLU(),
             nn.Linear(5, 1),
         ),
-        {"1.weight": torch.ones(5, 36).double()}, [{}], torch.zeros(1, 36), temperature=3.0,
+        {"1.weight": torch.ones(5, 36).double()}, [{}], temperature=3.0,
     )  # fmt: skip
     goal.anneal(50.0)
     betas = [m.beta for m in goal.model.modules() if isinstance(m, nn.Softplus)]
     assert betas == [2.0, 50.0]
 
 
-def test_row_adam_is_adam():
-    start = torch.randn(4, 3, generator=seeded(), dtype=torch.float64)
-    ours, theirs = RowAdam(start.clone()), start.clone().requires_grad_()
-    adam = torch.optim.Adam([theirs], lr=0.02)
-    for seed in range(5):
-        gradient = torch.randn(4, 3, generator=seeded(seed), dtype=torch.float64)
-        theirs.grad = gradient
-        adam.step()
-        ours.move(gradient, 0.02)
-    torch.testing.assert_close(ours.values, theirs.detach())
-
-
-def walk(model, evidence, **settings):
-    rule = Descent(double=True, **settings)
-    return list(iterates(model, evidence, rule, shape=(1, 6, 6), records=3, generator=seeded(5)))[
-        -1
-    ]
-
-
-def test_batched_steps_have_the_whole_losss_gradient(monkeypatch):
-    """Algorithm 2 against Algorithm 1 where it stands, step after step, to rounding."""
-    model = MODELS["mlp"]()
-    evidence = between(model)
-    rule = Descent(double=True, steps=7, batch=2, temperature=(10.0, 20.0))
-    seen = []
-    plain = paper.slopes
-
-    def spy(goal, inputs, duals, box, weight):
-        found = plain(goal, inputs, duals, box, weight)
-        seen.append((goal, inputs, *found))
-        return found
-
-    monkeypatch.setattr(paper, "slopes", spy)
-    for it in iterates(model, evidence, rule, shape=(1, 6, 6), records=3, generator=seeded(5)):
-        goal, inputs, loss, by_input, by_dual = seen[-1]
-        whole, all_inputs, all_duals = plain(
-            goal.against(evidence.vector), it.inputs, it.duals, None, 0.0
-        )
-        rows = [(it.inputs == one).flatten(1).all(1).nonzero().item() for one in inputs]
-        assert loss == pytest.approx(whole, rel=1e-9)
-        torch.testing.assert_close(by_input, all_inputs[rows], rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(by_dual, all_duals[rows], rtol=1e-8, atol=1e-10)
-    assert len(seen) == 8
-
-
-def test_a_batch_of_all_is_algorithm_one():
-    model = MODELS["conv"]()
-    evidence = between(model)
-    one, two = walk(model, evidence, steps=4), walk(model, evidence, steps=4, batch=6)
-    assert torch.equal(one.inputs, two.inputs)
-    assert one.step == 4
-
-
 @pytest.mark.parametrize("kind", ["conv", "residual"])
-@pytest.mark.parametrize("batch", [None, 4])
-def test_descent_falls_on_any_model(kind, batch):
+def test_descent_falls_on_any_model(kind):
     torch.manual_seed(0)
     model = MODELS[kind]().eval()
     result = descend(
-        model, between(model), Descent(steps=30, batch=batch, features="hybrid", dual_range=0.05),
+        model, between(model), Descent(steps=30, features="hybrid", dual_range=0.05),
         shape=(1, 6, 6), records=3, generator=seeded(),
     )  # fmt: skip
     assert result.inputs.shape == (6, 1, 6, 6)
@@ -246,7 +140,7 @@ def test_descent_falls_on_any_model(kind, batch):
     assert result.loss == min(result.trace[23:])  # every step is traced
 
 
-def test_same_seed_same_bytes_and_the_box_holds():
+def test_same_seed_same_bytes():
     model = MODELS["mlp"]()
     evidence = between(model)
     given = {"shape": (1, 6, 6), "records": 2}
@@ -254,16 +148,6 @@ def test_same_seed_same_bytes_and_the_box_holds():
         descend(model, evidence, Descent(steps=5), generator=seeded(3), **given) for _ in range(2)
     )
     assert torch.equal(one.inputs, two.inputs)
-    boxed = descend(
-        model,
-        evidence,
-        Descent(steps=60, box=100.0),
-        generator=seeded(3),
-        bounds=(-0.1, 0.1),
-        **given,
-    )
-    free = descend(model, evidence, Descent(steps=60), generator=seeded(3), **given)
-    assert boxed.inputs.abs().mean() < 0.5 * free.inputs.abs().mean()
 
 
 def test_linearised_records_come_back():
@@ -320,7 +204,7 @@ def test_scaled_settings_do_not_see_the_size_of_the_evidence():
     longer = replace(evidence, vector={n: 1000 * v for n, v in evidence.vector.items()})
     settings = replace(SCALED, steps=8, features="initial", double=True)
     ends = [
-        list(iterates(model, e, settings, shape=(36,), records=2, generator=seeded(3)))[-1]
+        descend(model, e, settings, shape=(36,), records=2, generator=seeded(3))
         for e in (evidence, longer)
     ]
     assert torch.allclose(ends[0].inputs, ends[1].inputs, atol=1e-4)
@@ -331,9 +215,8 @@ def test_scaled_settings_do_not_see_the_size_of_the_evidence():
 def test_own_units_are_the_spread_of_activations_and_the_size_of_layer_inputs():
     model = build("mlp:36-24-20-3", generator=seeded())
     goal = objective(
-        model, between(model).vector, [dict(model.named_parameters())], torch.zeros(1, 36),
-        temperature=5.0,
-    )  # fmt: skip
+        model, between(model).vector, [dict(model.named_parameters())], temperature=5.0
+    )
     inputs = torch.randn(6, 36, generator=seeded(4))
     before = model[1](inputs)
     inside = nn.functional.softplus(before, beta=5.0)
@@ -346,14 +229,3 @@ def test_own_units_are_the_spread_of_activations_and_the_size_of_layer_inputs():
     without = replace(balanced, importance=others).loss(inputs, duals)
     more = (balanced.importance["1.bias"] - 1) * left
     assert (balanced.loss(inputs, duals) - without).item() == pytest.approx(more.item(), rel=1e-3)
-
-
-def test_scaled_batches_of_all_candidates_are_the_whole():
-    model = build("mlp:36-24-20-3", generator=seeded())
-    settings = replace(SCALED, steps=1, features="final", double=True)
-    runs = [
-        iterates(model, between(model), s, shape=(36,), records=2, generator=seeded(3))
-        for s in (settings, replace(settings, batch=3))
-    ]
-    whole, part = (next(run).loss for run in runs)
-    assert whole == pytest.approx(part, rel=1e-9)

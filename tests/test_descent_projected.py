@@ -36,7 +36,7 @@ def linearised(records=6, size=32, width=128):
 def test_projected_duals_are_the_best_ones():
     model, evidence, truth, _ = linearised()
     goal = objective(
-        model, evidence.vector, [evidence.start], truth[:1], temperature=20.0, dtype=torch.float64
+        model, evidence.vector, [evidence.start], temperature=20.0, dtype=torch.float64
     )
     duals = project(goal, truth, 1e-12).requires_grad_()
     slope = torch.autograd.grad(goal.loss(truth, duals), duals)[0]
@@ -45,7 +45,7 @@ def test_projected_duals_are_the_best_ones():
 
 def test_damping_shrinks_the_duals():
     model, evidence, truth, _ = linearised()
-    goal = objective(model, evidence.vector, [evidence.start], truth[:1], temperature=20.0)
+    goal = objective(model, evidence.vector, [evidence.start], temperature=20.0)
     loose, tight = (project(goal, truth.float(), ridge) for ridge in (1e-6, 10.0))
     assert tight.norm() < 0.5 * loose.norm()
 

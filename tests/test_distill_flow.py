@@ -6,9 +6,9 @@ import torch
 from remnant.distill import flow, infinite_accuracy, judge, linearised_accuracy
 from remnant.errors import InputError
 from remnant.gradients import gram
-from remnant.kernels import Dense, accuracy
+from remnant.kernels import Dense
 from remnant.models import build
-from remnant.training import GradientDescent, train
+from remnant.training import GradientDescent, accuracy, train
 from remnant.types import Examples, Scaling
 
 

@@ -8,7 +8,7 @@ import torch
 from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
-from remnant.training import SGD, Adam, DecayTime, GradientDescent, fleet, train
+from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
 from remnant.training.fleet import chunk_size, share, train_fleet
 from remnant.types import Examples, Scaling
 
@@ -71,31 +71,16 @@ def test_every_recipe_with_fixed_steps(recipe):
 @pytest.mark.parametrize(
     ("spec", "recipe"),
     [
-        ("mlp:64-6-10:tanh", GradientDescent(lr=0.1, momentum=0.9, steps=6, weight_decay=1e-2)),
         ("mlp:64-6-5-10:sigmoid:nobias", GradientDescent(lr=0.1, steps=6, weight_decay=1e-2)),
-        ("mlp:64-6-10:relu", SGD(lr=0.1, epochs=3, batch_size=10, momentum=0.5)),
         ("mlp:64-6-10:elu", SGD(lr=0.02, epochs=2, batch_size=7, loss="mse", weight_decay=1e-2)),
         ("mlp:64-10", GradientDescent(lr=0.1, steps=6)),
     ],
 )
-@pytest.mark.parametrize("records", [20, 120])  # fewer than the pixels in use, and more
-def test_steps_without_a_graph_are_those_with_one(spec, recipe, records, monkeypatch):
-    model = build(spec, generator=seeded(1), dtype=torch.float64)
-    examples = load("digits")
-    fixed, others = examples.take(range(records)), examples.take(range(200, 205))
-    black = fixed.inputs.clone()
-    black[:, :, :2] = 0.0  # in all but the models' own records
-    fixed = replace(fixed, inputs=black)
-    given = {"scaling": Scaling(), "generator": seeded(3)}
-    quick = train_fleet(model, fixed, others.inputs, others.labels, recipe, **given)
-    monkeypatch.setattr(fleet, "read_stack", lambda *_: None)
-    plain = train_fleet(model, fixed, others.inputs, others.labels, recipe, **given)
-    for name, value in plain.items():
-        assert torch.allclose(quick[name], value, atol=1e-11, rtol=0), name
-        assert not torch.equal(value[0], value[1])
+def test_every_dense_stack(spec, recipe):
+    assert_same_as_one_at_a_time(build(spec, generator=seeded(1)), recipe)
 
 
-def test_two_classes_without_a_graph():
+def test_two_classes():
     model = build("mlp:64-6-1:elu", generator=seeded(1), dtype=torch.float64)
     fixed, others = digits()
     fixed, others = (replace(part, labels=part.labels % 2) for part in (fixed, others))
@@ -106,16 +91,6 @@ def test_two_classes_without_a_graph():
         alone = train(model, joined(fixed, others.take([k])), recipe, **given)
         for name, value in alone.final.items():
             assert torch.allclose(stacked[name][k], value, atol=1e-10, rtol=0)
-
-
-def test_what_steps_without_a_graph_do_not_know_is_left_to_those_with_one():
-    for spec, loss in [("mlp:64-6-10:gelu", "ce"), ("mlp:64-6-10", "huber1")]:
-        model = build(spec, generator=seeded(1))
-        assert fleet.read_stack(model, list(model.parameters()), loss) is None
-    twice = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    assert fleet.read_stack(twice, list(twice.parameters()), "ce") is None
-    model = build("mlp:64-6-10:elu", generator=seeded(1))
-    assert fleet.read_stack(model, list(model.parameters()), "ce") is not None
 
 
 def test_convolutions_by_mapping():

@@ -7,8 +7,9 @@ import torch
 
 from remnant.errors import InputError
 from remnant.gradients import gram
-from remnant.kernels import Dense, accuracy, kernels, predict, regress
+from remnant.kernels import Dense, kernels, predict, regress
 from remnant.models import build
+from remnant.training import accuracy
 
 
 def seeded(seed=0):

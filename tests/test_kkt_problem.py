@@ -7,7 +7,6 @@ from torch import nn
 from remnant.gradients import smoothed, weighted_sum
 from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import balance, read_network
-from remnant.solvers.kkt.normal import normal_equations
 from remnant.solvers.kkt.problem import (
     forward,
     gram_product,
@@ -16,7 +15,8 @@ from remnant.solvers.kkt.problem import (
     range_misfit,
     signals,
 )
-from remnant.solvers.kkt.scale import OUTSIDE, largest_in_box, scaled_to_box
+from remnant.solvers.kkt.scale import largest_in_box, scaled_to_box
+from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
 
 def dense(bias=True, c=3):
@@ -181,55 +181,29 @@ def test_directions_of_the_objectives():
     torch.testing.assert_close(back, several)
 
 
-@pytest.mark.parametrize("positive", ["softplus", "square"])
-def test_duals_stay_above_their_least(positive):
-    duals = Duals(
-        objective="margin", labels=balanced_labels(5, 1), outputs=1, least=0.2, positive=positive
-    )
+def test_duals_stay_above_their_least():
+    duals = Duals(objective="margin", labels=balanced_labels(5, 1), outputs=1, least=0.2)
     assert (duals.values(duals.start(2, torch.float32)) > 0.2).all()
     assert (duals.values(torch.full((1, 5), -9.0)) >= 0.2).all()
-    wanted = torch.tensor([[0.3, 1.0, 4.0, 0.25, 0.7]])
-    torch.testing.assert_close(duals.values(duals.raw(wanted)), wanted)
 
 
 def test_the_largest_scale_that_fits_the_box():
     low, high = -torch.full((4,), 0.5), torch.full((4,), 0.5)
     inputs = torch.tensor([[0.25, 0.1, 0.0, -0.2], [1.0, 0.0, 0.0, 0.0]])
-    found = largest_in_box(inputs, low, high, 0.0)
+    found = largest_in_box(inputs, low, high, Tolerances(outside=0.0))
     assert found[0] == pytest.approx(2.0, rel=0.02)
     assert found[1] == pytest.approx(0.5, rel=0.02)
     # told the scale, only data that fill the box are brought to it
     corners = 0.25 * torch.tensor([[1.0, -1.0, 1.0, 1.0], [-1.0, -1.0, 1.0, -1.0]])
     for rows, told in ((inputs, False), (corners, True)):
-        largest = rows * largest_in_box(rows, low, high, OUTSIDE)[:, None]
+        largest = rows * largest_in_box(rows, low, high, TOLERANCES)[:, None]
         assert torch.equal(scaled_to_box(rows, low, high, told=told), largest)
     assert torch.equal(scaled_to_box(inputs, low, high, told=True), inputs)
 
 
-def test_the_product_of_gram_matrices_and_its_derivatives():
+def test_the_product_of_gram_matrices():
     generator = torch.Generator().manual_seed(0)
-    d = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    h = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    d = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    h = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
     slow = torch.einsum("kmo,kmi->koi", d, h).square().sum((1, 2))
     torch.testing.assert_close(gram_product(d, h), slow)
-    assert torch.autograd.gradcheck(gram_product, (d, h))
-
-
-@pytest.mark.parametrize("whiten", [0.0, 0.5])
-@pytest.mark.parametrize(
-    ("model", "shape"), [(dense(), (12,)), (dense(bias=False), (12,)), (convolutional(), (1, 6, 6))]
-)
-def test_normal_equations_are_the_misfit_as_a_function_of_the_duals(model, shape, whiten):
-    m, generator = 5, torch.Generator().manual_seed(1)
-    problem = pose(read_network(model), shape, rank=9, inner_rank=3, dtype=torch.float64)
-    s = torch.randn(2, m, problem.coordinates, generator=generator, dtype=torch.float64)
-    dual = torch.rand(2, m, generator=generator, dtype=torch.float64)
-    duals = Duals(objective="soft", labels=balanced_labels(m, 3), outputs=3)
-    seen = forward(problem, s)
-    arrived = signals(problem, seen, duals.directions(dual, seen.outputs[-1]), 4.0, [1.0] * 9)
-    gram, side = normal_equations(problem, seen, arrived, m, whiten)
-    rise = misfits(problem, seen, arrived, dual, whiten) - misfits(
-        problem, seen, arrived, torch.zeros_like(dual), whiten
-    )
-    wanted = (dual[:, None] @ gram @ dual[:, :, None])[:, 0, 0] - 2 * (side * dual).sum(1)
-    torch.testing.assert_close(rise.sum(1), wanted)

@@ -10,7 +10,7 @@ from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of
 from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
 from remnant.solvers.replay.lbfgs import minimise, rows_of, with_rows
-from remnant.solvers.replay.newton import gauss_newton, least_squares
+from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import frames
 from remnant.solvers.replay.unroll import end_of_run, misfit, pull_back, push_forward, states
@@ -119,19 +119,6 @@ def test_one_full_step_without_a_kink_is_gauss_newton():
     )  # fmt: skip
     assert (found.points - truth.flatten(1)).abs().max() < 1e-8
     assert found.evaluations == 3
-
-
-def test_least_squares_row_by_row():
-    generator = seeded(0)
-    maps = torch.randn(2, 9, 5, generator=generator, dtype=torch.float64)
-    wanted = torch.randn(2, 9, generator=generator, dtype=torch.float64)
-    found = least_squares(
-        lambda x: (maps @ x[:, :, None])[:, :, 0],
-        lambda y: (maps.transpose(1, 2) @ y[:, :, None])[:, :, 0],
-        wanted,
-        5,
-    )
-    assert torch.allclose(found, torch.linalg.lstsq(maps, wanted[:, :, None]).solution[:, :, 0])
 
 
 def test_columns_with_the_true_signals_are_the_record():

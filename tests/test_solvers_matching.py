@@ -5,7 +5,6 @@ from torch import nn
 from remnant.errors import InputError
 from remnant.solvers.batch.label_counts import infer_labels
 from remnant.solvers.batch.matching import (
-    MATCHINGS,
     Matching,
     draw,
     match_gradient,
@@ -64,7 +63,7 @@ def solve(model, loss, inputs, classes, settings, **more):
 @pytest.mark.parametrize("preset", ["dlg", "idlg"])
 def test_one_record_comes_back_by_l2_on_a_smooth_net(preset, loss):
     x, y = records(1, (12,)), torch.tensor([2])
-    found = solve(smooth(), loss, x, y, MATCHINGS[preset](steps=200), bounds=(0.0, 1.0))
+    found = solve(smooth(), loss, x, y, getattr(Matching, preset)(steps=200), bounds=(0.0, 1.0))
     assert found.loss < 1e-7
     assert (found.inputs - x).square().sum() < 1e-4
     assert found.labels.tolist() == [2]

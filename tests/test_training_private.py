@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from matched_filter import MatchedFilter
 from remnant import bounds
 from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build, parse_model
 from remnant.training import GradientDescent, loss_named, train
-from remnant.training.private import MatchedFilter, PerRecord, PrivateDescent, cut, train_private
+from remnant.training.private import PerRecord, PrivateDescent, cut, train_private
 from remnant.types import Examples, Scaling
 
 DIGITS = load("digits").take(range(40))

@@ -185,9 +185,3 @@ def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
 def predict(kernel: Tensor, duals: Tensor) -> Tensor:
     """m x c from the kernel of m new inputs with the n trained ones."""
     return kernel @ duals
-
-
-def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The share of right classes: one output by its sign (labels 0, 1), several by the largest."""
-    guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-    return float((guess == labels).double().mean())

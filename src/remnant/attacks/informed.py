@@ -25,6 +25,7 @@ from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_
 from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import train
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
+from remnant.training.losses import predicted
 from remnant.training.recipes import Adam, GradientDescent
 from remnant.training.shadows import Fleet, trained
 from remnant.types import Candidates, Examples, Knowledge, Status, Target
@@ -320,7 +321,7 @@ def public_labels(target: Target) -> Tensor:
     with torch.no_grad():
         like = next(target.model.parameters())
         outputs: Tensor = target.model(target.scaling.to_model(held.public.to(like)))
-    return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+    return predicted(outputs)
 
 
 def outputs_of(target: Target) -> int:

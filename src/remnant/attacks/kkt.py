@@ -17,26 +17,20 @@ from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
 from remnant.solvers.consensus import Clusters, came_back, cluster, enough
-from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, Positive, balanced_labels
+from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, balanced_labels
 from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
-from remnant.solvers.kkt.optimisers import OPTIMISERS, Optimiser, Search
 from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES, Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.rounds import Agreed, search_in_rounds
 from remnant.solvers.kkt.scale import scaled_to_box
-from remnant.solvers.kkt.search import Found
+from remnant.solvers.kkt.search import Found, Search, agreed
+from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.training import DecayTime, train
+from remnant.training.losses import predicted
 from remnant.types import Candidates, Examples, Knowledge, Status, Target
 
 Preset = Literal["default", "paper"]
 PRESETS: tuple[Preset, ...] = ("default", "paper")
-# Imbalance above which a model is not near a stationary point under weight decay. Starts agree
-# there as well, on what is no record (docs/final-weights.md).
-UNBALANCED = 0.01
-# Per record 2 candidates: with as many as records, starts that fall together leave others unfound.
-PER_RECORD = 2
-SPARE_RANK = 1.25  # where the number of records is not known: too low a rank loses records
 ABOUT = About(
     summary="records from the final weights alone",
     example="--model mlp:784-300-300-10 --weights released.safetensors --records 50 "
@@ -83,14 +77,10 @@ class KKT:
     )
     candidates: int | None = setting(None, "in each start (default: twice the records)")
     starts: int = setting(4, "independent sets of candidates")
-    rounds: int = 1  # default: more begin again at what the starts agree on
-    refine: bool = False  # default: one more descent from all that the starts return
     steps: int | None = setting(None, "of each start (default: 1000; paper: 50000)")
-    optimiser: Optimiser = "adam"  # default
     rank: int | None = setting(None, "of the first dense layer (default: the records)")
     inner_rank: int | None = setting(40, "of dense layers between")
     lambda_min: float | None = setting(None, "smallest dual (default: 0; paper: drawn)")
-    positive: Positive = setting("softplus", "how a dual is kept above lambda_min")
     range_weight: float | None = setting(
         None, "of a record's own signal (default: by the objective)"
     )
@@ -106,9 +96,7 @@ class KKT:
             raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
         if self.objective not in (None, *OBJECTIVES):
             raise InputError(expected("objective", ", ".join(OBJECTIVES), repr(self.objective)))
-        if self.optimiser not in OPTIMISERS:
-            raise InputError(expected("optimiser", ", ".join(OPTIMISERS), repr(self.optimiser)))
-        for name in ("candidates", "starts", "rounds", "steps", "rank", "inner_rank", "trials"):
+        for name in ("candidates", "starts", "steps", "rank", "inner_rank", "trials"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(expected(name, "1 or more", value))
@@ -152,12 +140,12 @@ class KKT:
             return nothing(target, Status.NOT_APPLICABLE, reason)
         spectrum, state = spectrum_of(target, layers), balance(layers)
         counted = records_of(target) or spectrum.count
-        m = self.candidates or PER_RECORD * counted
+        m = self.candidates or TOLERANCES.per_record * counted
         first = next(layer for layer in layers if not layer.conv)
-        spare = 1.0 if records_of(target) else SPARE_RANK
+        spare = 1.0 if records_of(target) else TOLERANCES.spare_rank
         rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
-        duals = replace(duals, least=self.lambda_min or 0.0, positive=self.positive)
+        duals = replace(duals, least=self.lambda_min or 0.0)
         problem = pose(
             layers,
             target.input_shape,
@@ -166,21 +154,14 @@ class KKT:
             bias_decayed=state.bias_decayed,
             box=model_box(target),
         )
-        found = search_in_rounds(
-            problem,
-            duals,
-            self.search(duals, layers),
-            starts=self.starts,
-            rounds=self.rounds,
-            refine=self.refine,
-            generator=generator,
-        )
+        how = self.search(duals, layers)
+        found = agreed(problem, duals, how, starts=self.starts, generator=generator)
         if found is None:
             reason = (
                 "the search left the range of numbers from every start: the weights are far out"
             )
             return nothing(target, Status.INCONCLUSIVE, reason)
-        return conclude(target, layers, spectrum, state, duals, found)
+        return conclude(target, layers, spectrum, state, duals, *found)
 
     def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
         """Weights that did well on other draws than those reported (docs/final-weights.md)."""
@@ -190,7 +171,6 @@ class KKT:
         elif duals.outputs == 1:
             weight = 10.0
         return Search(
-            optimiser=self.optimiser,
             steps=self.steps or 1000,
             lr=0.05 if conv else 0.1,
             sharpness=(5.0 if conv else 1.0, 50.0),
@@ -205,7 +185,7 @@ class KKT:
         counted = records_of(target)
         if counted is None and layers is not None:
             counted = spectrum_of(target, layers).count
-        m = self.candidates or PER_RECORD * (counted or 0)
+        m = self.candidates or TOLERANCES.per_record * (counted or 0)
         if not m:
             reason = "the number of records cannot be read off this model; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
@@ -287,18 +267,19 @@ def conclude(
     spectrum: Spectrum,
     state: Balance,
     duals: Duals,
-    found: Agreed,
+    found: Found,
+    groups: Clusters,
 ) -> Candidates:
     """Cluster centres in the data's own scale, those that most starts agree on first."""
-    k, m, groups = found.starts, len(duals.labels), found.clusters
+    k, m = len(found.inputs), len(duals.labels)
     centres = in_the_box(target, layers, duals, groups.centres[:m])
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
-    agreed = groups.starts[:m] >= enough(k)
-    distinct = len(cluster(groups.centres[:m][agreed][None])) if agreed.any() else 0
+    alike = groups.starts[:m] >= enough(k)
+    distinct = len(cluster(groups.centres[:m][alike][None])) if alike.any() else 0
     labels, wrong = None, None
     if duals.objective != "free":
-        labels = found.labels[groups.seed[:m]]
-        wrong = int((misclassified(found.found, groups, labels) & agreed).sum())
+        labels = duals.labels[groups.seed[:m] % m]
+        wrong = int((misclassified(found, groups, labels) & alike).sum())
     status, reason = outcome(duals.objective, k, distinct, state.imbalance, wrong or 0)
     return Candidates(
         inputs=data.float(),
@@ -318,9 +299,9 @@ def conclude(
             "clusters": len(groups),
             "imbalance": state.imbalance,
             "bias_decayed": state.bias_decayed if any(x.bias is not None for x in layers) else None,
-            "misfit": found.found.misfit.mean(0).tolist(),
+            "misfit": found.misfit.mean(0).tolist(),
         },
-        trace={"singular_values": spectrum.values.tolist(), "misfit": found.found.trace},
+        trace={"singular_values": spectrum.values.tolist(), "misfit": found.trace},
     )
 
 
@@ -338,8 +319,7 @@ def in_the_box(target: Target, layers: tuple[Layer, ...], duals: Duals, centres:
 def misclassified(found: Found, groups: Clusters, labels: Tensor) -> Tensor:
     """Of the first clusters, those that the model gives another label than they were sought by."""
     outputs = found.outputs.flatten(0, 1)[groups.seed[: len(labels)]]
-    said = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-    return said != labels
+    return predicted(outputs) != labels
 
 
 def outcome(
@@ -348,7 +328,7 @@ def outcome(
     """There is no certificate: what starts agree on is likely a record, no more."""
     alone = "one start has nothing to agree with, and a small misfit is no evidence"
     words = alone if starts == 1 else came_back(agreed, starts)
-    if imbalance > UNBALANCED:
+    if imbalance > TOLERANCES.unbalanced:
         words = (
             "the model was not trained to a stationary point under weight decay (hidden neurons "
             f"are out of balance by {imbalance:.2f}), where agreement is no evidence: {words}"

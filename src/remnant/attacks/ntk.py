@@ -13,7 +13,6 @@ from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.ntk_replay import replay_instead, why_no_replay
 from remnant.attacks.outcome import (
     in_data_scale,
-    model_box,
     nothing,
     stated_errors,
     status_of,
@@ -194,7 +193,6 @@ class NTK:
             shape=target.input_shape,
             records=count,
             generator=generator,
-            bounds=model_box(target),
         )
         return Candidates(
             inputs=in_data_scale(target, found.inputs),
@@ -219,7 +217,6 @@ class NTK:
             shape=target.input_shape,
             records=count,
             generator=generator,
-            bounds=model_box(target),
         )
         agreed = int((found.confidence > 0.9).sum())
         return Candidates(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from remnant.distill.flow import flow
-from remnant.kernels import Dense, accuracy, kernels, predict, regress
-from remnant.training import solve_linearised
+from remnant.kernels import Dense, kernels, predict, regress
+from remnant.training import accuracy, solve_linearised
 from remnant.types import Examples, Scaling
 
 BLOCK = 1000  # inputs that a network is asked about at once

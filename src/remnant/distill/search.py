@@ -16,9 +16,9 @@ from remnant.errors import InputError, expected
 from remnant.kernels import Dense, kernels, kernels_of_products, regress, squares
 from remnant.progress import task
 from remnant.training import targets
+from remnant.training.steps import adam
 
 TRACE_POINTS = 200
-BETAS, EPSILON = (0.9, 0.999), 1e-8
 State = Mapping[str, Tensor]
 
 
@@ -218,12 +218,9 @@ def fresh(images: Tensor) -> dict[str, Tensor]:
 
 def move(held: dict[str, Tensor], slope: Tensor, settings: Distillation, step: int) -> None:
     """One step of Adam; the held tensors are replaced, so that a kept state stands still."""
-    (b1, b2), t = BETAS, step + 1
-    held["first"] = torch.lerp(held["first"], slope, 1 - b1)
-    held["second"] = torch.addcmul(b2 * held["second"], slope, slope, value=1 - b2)
-    root = held["second"].sqrt().mul_((1 - b2**t) ** -0.5).add_(EPSILON)
+    direction, held["first"], held["second"] = adam(slope, held["first"], held["second"], step + 1)
     rate = settings.lr * (
         0.5 + 0.5 * math.cos(math.pi * step / settings.steps) if settings.cosine else 1
     )
-    held["images"] = torch.addcdiv(held["images"], held["first"], root, value=-rate / (1 - b1**t))
-    held["step"] = torch.tensor(t)
+    held["images"] = held["images"] - rate * direction
+    held["step"] = torch.tensor(step + 1)

@@ -28,6 +28,7 @@ from remnant.scoring import greedy, squared_l2
 from remnant.seeds import generator_for
 from remnant.solvers.descent.paper import GRADUAL, descend
 from remnant.training import GradientDescent, solve_linearised, targets, train
+from remnant.training import accuracy as share_right
 from remnant.types import Examples, Knowledge, Scaling, Status, Target
 
 Row = dict[str, Any]
@@ -252,5 +253,4 @@ def accuracy(run: Finished, public: Examples) -> float:
     """On records that were not trained on."""
     with torch.no_grad():
         outputs = run.target.model(run.target.scaling.to_model(public.inputs.double()))
-    guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-    return float((guess == public.labels).double().mean())
+    return share_right(outputs, public.labels)

@@ -17,13 +17,25 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.types import Candidates, Scaling, Status
 
-ALIKE = 0.8  # correlation at which two candidates count as one
-AGREED = 0.75  # share of the starts that must return a candidate alike
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """What agreement is."""
+
+    # Correlation at which two candidates count as one. A higher one splits what starts return of
+    # one record; a lower one joins records that are like each other.
+    alike: float = 0.8
+    # Share of the starts that must return a candidate alike. A higher share is surer, and misses
+    # records that some starts lost.
+    agreed: float = 0.75
+
+
+TOLERANCES = Tolerances()
 
 
 def enough(starts: int) -> int:
     """How many of them must return a candidate alike."""
-    return math.ceil(AGREED * starts)
+    return math.ceil(TOLERANCES.agreed * starts)
 
 
 def came_back(agreed: int, starts: int, what: str = "independent starts") -> str:
@@ -56,7 +68,7 @@ def unit_rows(rows: Tensor) -> Tensor:
     return centred / length
 
 
-def cluster(candidates: Tensor, alike: float = ALIKE) -> Clusters:
+def cluster(candidates: Tensor, alike: float = TOLERANCES.alike) -> Clusters:
     """Group k x m x d candidates of k starts by correlation of at least `alike`.
 
     Seeds are taken by falling agreement; a seed gathers all that are alike and not gathered yet.
@@ -67,7 +79,7 @@ def cluster(candidates: Tensor, alike: float = ALIKE) -> Clusters:
     return replace(groups, member=groups.member.view(k, m))
 
 
-def pooled(runs: Sequence[Tensor], alike: float = ALIKE) -> Clusters:
+def pooled(runs: Sequence[Tensor], alike: float = TOLERANCES.alike) -> Clusters:
     """The same for runs of any number of candidates, m_i x d, those that most runs have first."""
     run = torch.arange(len(runs)).repeat_interleave(torch.tensor([len(rows) for rows in runs]))
     return most_starts_first(_grouped(torch.cat(list(runs)), run, alike), len(runs))
@@ -123,40 +135,22 @@ def most_starts_first(groups: Clusters, starts: int) -> Clusters:
 
     The mean alone puts what one start has, and others nearly, before what all but one have.
     """
-    return _ordered(replace(groups, agreement=groups.agreement * groups.starts / starts))
-
-
-def _ordered(groups: Clusters) -> Clusters:
-    return taken(groups, groups.agreement.argsort(descending=True, stable=True))
-
-
-def taken(groups: Clusters, rows: Tensor) -> Clusters:
-    """These clusters in this order; members of others are in cluster -1."""
-    place = torch.full((len(groups),), -1)
-    place[rows] = torch.arange(len(rows))
+    agreement = groups.agreement * groups.starts / starts
+    rows = agreement.argsort(descending=True, stable=True)
     return Clusters(
         centres=groups.centres[rows],
-        agreement=groups.agreement[rows],
+        agreement=agreement[rows],
         starts=groups.starts[rows],
-        member=place[groups.member],
+        member=rows.argsort()[groups.member],
         seed=groups.seed[rows],
     )
-
-
-def judged_by(groups: Clusters, independent: Tensor, alike: float = ALIKE) -> Clusters:
-    """The same clusters, counted and ordered by how starts k x m x d, not their own, agree."""
-    k, m, _ = independent.shape
-    rows = unit_rows(independent.detach().double().flatten(0, 1))
-    best = (unit_rows(groups.centres) @ rows.T).view(-1, k, m).max(2).values
-    agreement = best.mean(1).clamp(0, 1)
-    return _ordered(replace(groups, agreement=agreement, starts=(best >= alike).sum(1)))
 
 
 def pool(
     runs: Sequence[Candidates],
     scaling: Scaling | None = None,
     *,
-    alike: float = ALIKE,
+    alike: float = TOLERANCES.alike,
     chosen: Candidates | None = None,
 ) -> Candidates:
     """What independent runs, with the same settings or others, return between them, as one list.

@@ -33,7 +33,7 @@ from remnant.store import (
     write_bytes,
 )
 from remnant.sweep.executors import Outcome, map_tasks
-from remnant.training.fleet import MEMORY, chunk_size, known_stack, share
+from remnant.training.fleet import MEMORY, chunk_size, share
 from remnant.training.shadows import Fleet, training_by
 
 FLEET_FILE = "fleet.safetensors"
@@ -136,7 +136,7 @@ def _chunk(fleet: Fleet, memory: int) -> int:
         order=order,
         dtype=torch.float32,
     )
-    return min(len(fleet), LARGEST, chunk_size(run, memory, known_stack(run)))
+    return min(len(fleet), LARGEST, chunk_size(run, memory))
 
 
 def _joined(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Recipes that train a copy of a model, exactly and repeatably, and losses by name."""
 
 from remnant.training.linear import solve_linearised
-from remnant.training.losses import LOSSES, Loss, check_labels, loss_named, targets
+from remnant.training.losses import LOSSES, Loss, accuracy, check_labels, loss_named, targets
 from remnant.training.private import train_private
 from remnant.training.recipes import (
     RECIPES,
@@ -30,6 +30,7 @@ __all__ = [
     "PrivateDescent",
     "Recipe",
     "Trained",
+    "accuracy",
     "check_labels",
     "describe",
     "loss_named",

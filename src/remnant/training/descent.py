@@ -1,11 +1,10 @@
-"""The loops: one gradient at a time, over a list of weights that swaps between two buffers."""
+"""The loops of `train`: one gradient at a time, each step out of place."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.training.losses import Loss
 from remnant.training.recipes import SGD, Adam, DecayTime, GradientDescent, LossProportional
+from remnant.training.steps import first_state, moved, update
 
 Ending = tuple[str, dict[str, Any]]
 """What ended a loop ("diverged", "stalled" or the field that did) and figures for the ledger."""
@@ -64,27 +64,15 @@ class Problem:
 
 
 class Walk:
-    """Weights on their way down. The weights of one step before stay in a second buffer, so that
-    a step can be taken back exactly and at no cost."""
+    """Weights on their way down, and those of one step before, so that a step can be taken back."""
 
     def __init__(self, start: Sequence[Tensor]) -> None:
-        self.weights = [w.clone() for w in start]
-        self.before = [w.clone() for w in start]
+        self.weights = self.before = [w.detach() for w in start]
         self.steps = 0
 
-    def move(self, directions: Sequence[Tensor], *, lr: float, shrink: float = 1.0) -> None:
-        """weights <- shrink * weights - lr * directions."""
-        for new, old, direction in zip(self.before, self.weights, directions, strict=True):
-            if shrink == 1.0:
-                torch.sub(old, direction, alpha=lr, out=new)
-            else:
-                torch.mul(old, shrink, out=new).sub_(direction, alpha=lr)
-        self.weights, self.before = self.before, self.weights
+    def move(self, weights: Sequence[Tensor]) -> None:
+        self.before, self.weights = self.weights, list(weights)
         self.steps += 1
-
-    def restore(self, weights: Sequence[Tensor]) -> None:
-        for here, there in zip(self.weights, weights, strict=True):
-            here.copy_(there)
 
     def retreat(self) -> None:
         """Take the last step back (once)."""
@@ -115,57 +103,23 @@ class Trace:
         self._seen += 1
 
 
-def batches(n: int, size: int | None, generator: torch.Generator) -> Iterator[Tensor | None]:
-    """Rows of batch after batch without end, shuffled anew each epoch; None = all rows."""
-    while True:
-        if size is None:
-            yield None
-        else:
-            yield from torch.split(torch.randperm(n, generator=generator), size)
+def step_count(recipe: GradientDescent | SGD | Adam, n: int) -> int:
+    """Steps of a run on n records that nothing stops."""
+    if isinstance(recipe, SGD):
+        return recipe.epochs * math.ceil(n / recipe.batch_size)
+    return recipe.steps
 
 
-Move = Callable[[Sequence[Tensor]], None]
-"""Takes the gradients of a batch and moves the walk by one step."""
-
-
-def _mover(walk: Walk, recipe: GradientDescent | SGD | Adam) -> Move:
-    if isinstance(recipe, Adam):
-        return _adam(walk, recipe)
-    if recipe.momentum:
-        return _heavy_ball(walk, recipe)
-    shrink = 1 - recipe.lr * recipe.weight_decay
-    return lambda grads: walk.move(grads, lr=recipe.lr, shrink=shrink)
-
-
-def _heavy_ball(walk: Walk, recipe: GradientDescent | SGD) -> Move:
-    """As torch.optim.SGD: v = momentum v + g + decay w, then w -= lr v."""
-    velocity = [torch.zeros_like(w) for w in walk.weights]
-
-    def move(grads: Sequence[Tensor]) -> None:
-        for v, g, w in zip(velocity, grads, walk.weights, strict=True):
-            v.mul_(recipe.momentum).add_(g).add_(w, alpha=recipe.weight_decay)
-        walk.move(velocity, lr=recipe.lr)
-
-    return move
-
-
-def _adam(walk: Walk, recipe: Adam) -> Move:
-    """As torch.optim.Adam, which moves weights in place and so could not be taken back."""
-    first = [torch.zeros_like(w) for w in walk.weights]
-    second = [torch.zeros_like(w) for w in walk.weights]
-    b1, b2 = recipe.betas
-
-    def move(grads: Sequence[Tensor]) -> None:
-        count, directions = walk.steps + 1, []
-        for m, v, gradient, w in zip(first, second, grads, walk.weights, strict=True):
-            g = torch.add(gradient, w, alpha=recipe.weight_decay)
-            m.lerp_(g, 1 - b1)
-            v.mul_(b2).addcmul_(g, g, value=1 - b2)
-            scale = v.sqrt().div_(math.sqrt(1 - b2**count)).add_(recipe.eps)
-            directions.append(torch.div(m, scale, out=scale).div_(1 - b1**count))
-        walk.move(directions, lr=recipe.lr)
-
-    return move
+def batches(
+    recipe: GradientDescent | SGD | Adam, n: int, generator: torch.Generator
+) -> Iterator[Tensor | None]:
+    """The rows of every step, out of n, shuffled anew each epoch; None = all rows."""
+    size = None if isinstance(recipe, GradientDescent) else recipe.batch_size
+    left = step_count(recipe, n)
+    while left > 0:
+        epoch = [None] if size is None else torch.randperm(n, generator=generator).split(size)
+        yield from epoch[:left]
+        left -= len(epoch)
 
 
 def descend(
@@ -177,15 +131,10 @@ def descend(
 ) -> Ending:
     """A fixed step along velocities or Adam's directions, over full or mini-batches."""
     n, stop = len(problem.inputs), recipe.stop_loss or -math.inf
-    size = None if isinstance(recipe, GradientDescent) else recipe.batch_size
-    if isinstance(recipe, SGD):
-        steps, end = recipe.epochs * math.ceil(n / recipe.batch_size), "epochs"
-    else:
-        steps, end = recipe.steps, "steps"
-    move = _mover(walk, recipe)
+    state = first_state(recipe, walk.weights)
     total, seen = 0.0, 0
-    with task("training", steps) as tick:
-        for rows in islice(batches(n, size, generator), steps):
+    with task("training", step_count(recipe, n)) as tick:
+        for rows in batches(recipe, n, generator):
             loss, grads = problem.gradient(walk.weights, rows)
             if not math.isfinite(loss):
                 return "diverged", {}
@@ -193,7 +142,8 @@ def descend(
                 trace.add(walk.steps, loss)
                 if loss <= stop:
                     return "stop_loss", {}
-            move(grads)
+            state = update(recipe, walk.steps, state, grads)
+            walk.move(state[: len(grads)])
             tick(note=f"loss {loss:.3g}")
             if rows is not None:
                 total, seen = total + loss * len(rows), seen + len(rows)
@@ -202,7 +152,7 @@ def descend(
                     if total / n <= stop:
                         return "stop_loss", {}
                     total, seen = 0.0, 0
-    return end, {}
+    return "epochs" if isinstance(recipe, SGD) else "steps", {}
 
 
 def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trace: Trace) -> Ending:
@@ -212,7 +162,7 @@ def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trac
     kept = checkpoint("decay", recipe, problem.inputs, problem.labels, walk.weights)
     if kept.state is not None:
         weights, walk.steps, lr, time, objective, cuts, traced = kept.state
-        walk.restore(weights)
+        walk.weights = list(weights)
         trace.restore(traced)
     with task("training", recipe.decay_time) as tick:
         tick(time)
@@ -231,7 +181,7 @@ def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trac
                 if walk.steps > recipe.warmup and objective > last * 1.0005:
                     lr, cuts = lr * 0.7, cuts + 1
             step = lr * min(1.0, (walk.steps + 1) / max(recipe.warmup, 1))
-            walk.move(grads, lr=step, shrink=1 - step * decay)
+            walk.move(moved(walk.weights, grads, step, decay))
             time += step * decay
             if kept.due():
                 state = [walk.weights, walk.steps, lr, time, objective, cuts, trace.state()]
@@ -254,14 +204,14 @@ def descend_in_proportion(
         while loss > floor and walk.steps < recipe.steps:
             trace.add(walk.steps, loss)
             step = recipe.lr * factor / (loss if loss < recipe.threshold else 1.0)
-            walk.move(grads, lr=step)
+            walk.move(moved(walk.weights, grads, step))
             tried, its_grads = problem.gradient(walk.weights)
             while not tried <= 1.02 * loss:  # NaN is a rise too
                 factor, step, rejected = factor / 2, step / 2, rejected + 1
                 walk.retreat()
                 if factor < 1e-12:
                     return "stalled", {"rejected": rejected, "gradient_time": time}
-                walk.move(grads, lr=step)
+                walk.move(moved(walk.weights, grads, step))
                 tried, its_grads = problem.gradient(walk.weights)
             loss, grads, time = tried, its_grads, time + step
             factor = min(factor * 1.01, 1.0)

@@ -10,31 +10,20 @@ records followed by them; with the same generator state the batches are the same
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.training.descent import batches
-from remnant.training.fused import (
-    CHUNK,
-    NEAR,
-    Stack,
-    read_stack,
-    span_of,
-    train_chunk,
-    wanted_outputs,
-)
-from remnant.training.losses import check_labels, loss_named
+from remnant.training.losses import check_labels
 from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe
 from remnant.training.run import named, prepare
-from remnant.training.stacked import Forward, stacked_forward
+from remnant.training.stacked import Forward, stacked_forward, stacked_loss
+from remnant.training.steps import first_state, slots, update
 from remnant.types import Examples, Scaling, Weights
 
 FixedStep = GradientDescent | SGD | Adam
@@ -126,14 +115,9 @@ def rows_of(
     recipe: FixedStep, records: int, order: torch.Generator | None
 ) -> tuple[Tensor | None, ...]:
     """The rows of every step, drawn as `train` draws them."""
-    size = recipe.batch_size if isinstance(recipe, SGD | Adam) else None
-    if isinstance(recipe, SGD):
-        steps = recipe.epochs * math.ceil(records / recipe.batch_size)
-    else:
-        steps = recipe.steps
-    if size is not None and order is None:
+    if getattr(recipe, "batch_size", None) is not None and order is None:
         raise InputError(expected("fleet: mini-batches", "a generator for their order", "none"))
-    return tuple(islice(batches(records, size, order or torch.Generator()), steps))
+    return tuple(batches(recipe, records, order or torch.Generator()))
 
 
 def step_gradient(
@@ -156,14 +140,8 @@ def step_gradient(
 def step_loss(
     run: SharedRun, weights: Sequence[Tensor], step: int, extra: Tensor, labels: Tensor
 ) -> Tensor:
-    """The sum of the K models' mean losses on that step's batch: each sees its own weights only."""
-    outputs, wanted = _outputs(run, weights, run.rows[step], extra, labels)
-    if run.recipe.loss == "ce":
-        mean = F.cross_entropy(outputs, wanted)
-    else:
-        loss = loss_named(run.recipe.loss)
-        mean = loss(outputs.transpose(1, 2).flatten(0, 1), wanted.flatten(0, 1))
-    return mean * len(extra)
+    """The sum of the K models' mean losses on that step's batch."""
+    return stacked_loss(run.recipe.loss, *_outputs(run, weights, run.rows[step], extra, labels))
 
 
 def _outputs(
@@ -200,41 +178,6 @@ def _own_rows(
     return run.forward(weights, inputs, False), wanted
 
 
-def slots(recipe: FixedStep) -> int:
-    """How many buffers of the weights' size the optimiser keeps."""
-    return 2 if isinstance(recipe, Adam) else int(recipe.momentum > 0)
-
-
-def update(
-    recipe: FixedStep, step: int, state: Sequence[Tensor], grads: Sequence[Tensor]
-) -> list[Tensor]:
-    """The state (weights, then the optimiser's buffers) after that step, out of place."""
-    size = len(grads)
-    weights = state[:size]
-    if recipe.weight_decay:
-        grads = [g + recipe.weight_decay * w for g, w in zip(grads, weights, strict=True)]
-    if isinstance(recipe, Adam):
-        return _adam(recipe, step + 1, state, grads)
-    if recipe.momentum:
-        grads = [recipe.momentum * v + g for v, g in zip(state[size:], grads, strict=True)]
-    moved = [torch.sub(w, g, alpha=recipe.lr) for w, g in zip(weights, grads, strict=True)]
-    return moved + list(grads) if recipe.momentum else moved
-
-
-def _adam(
-    recipe: Adam, count: int, state: Sequence[Tensor], grads: Sequence[Tensor]
-) -> list[Tensor]:
-    size, (b1, b2) = len(grads), recipe.betas
-    first = [torch.lerp(m, g, 1 - b1) for m, g in zip(state[size:], grads, strict=False)]
-    second = [b2 * v + (1 - b2) * g.square() for v, g in zip(state[2 * size :], grads, strict=True)]
-    moved = []
-    for w, m, v in zip(state, first, second, strict=False):
-        # A root has no slope at 0, where a weight has never moved; far below eps nothing changes.
-        scale = v.clamp(min=1e-30).sqrt() / math.sqrt(1 - b2**count) + recipe.eps
-        moved.append(w - recipe.lr * (m / scale / (1 - b1**count)))
-    return moved + first + second
-
-
 def advance(
     run: SharedRun, step: int, state: Sequence[Tensor], extra: Tensor, labels: Tensor
 ) -> list[Tensor]:
@@ -247,8 +190,7 @@ def advance(
 
 def begin(run: SharedRun, count: int) -> list[Tensor]:
     """The state before the first step."""
-    weights = run.stack(count)
-    return weights + [torch.zeros_like(w) for _ in range(slots(run.recipe)) for w in weights]
+    return first_state(run.recipe, run.stack(count))
 
 
 def train_fleet(
@@ -283,9 +225,6 @@ def train_fleet(
     rows = _stacked_rows(run, own) if own and run.rows[0] is not None else None
     extra = scaling.to_model(inputs.to(run.inputs))[:, None]
     check_labels(recipe.loss, torch.zeros(len(labels), _width(run)), labels)
-    stack = known_stack(run) if rows is None and stacked is None else None
-    if stack is not None:
-        return run.named(_fused(run, stack, extra, labels, memory))
     finals = []
     chunk = chunk_size(run, memory)
     with task("training fleet", len(inputs)) as tick:
@@ -300,31 +239,6 @@ def train_fleet(
             finals.append(state[: len(run.start)])
             tick(len(extra[part]))
     return run.named([torch.cat(parts) for parts in zip(*finals, strict=True)])
-
-
-def known_stack(run: SharedRun) -> Stack | None:
-    """The network for `fused`; None where that does not know the model, the loss or the recipe."""
-    if not isinstance(run.recipe, GradientDescent | SGD) or not len(run.inputs):
-        return None
-    return read_stack(run.model, run.start, run.recipe.loss)
-
-
-def _fused(
-    run: SharedRun, stack: Stack, extra: Tensor, labels: Tensor, memory: int
-) -> list[Tensor]:
-    assert isinstance(run.recipe, GradientDescent | SGD)
-    like = run.inputs.new_zeros(len(stack.weights[-1]))
-    goals = wanted_outputs(run.recipe.loss, torch.cat([run.labels, labels]), like)
-    span = span_of(run.inputs, goals[: len(run.inputs)], bias=stack.biases[0] is not None)
-    wanted, own = goals[len(run.inputs) :], extra.flatten(1)
-    chunk = min(CHUNK, chunk_size(run, min(memory, NEAR), stack))
-    parts = []
-    with task("training fleet", len(own)) as tick:
-        for at in range(0, len(own), chunk):
-            part = slice(at, at + chunk)
-            parts.append(train_chunk(stack, span, own[part], wanted[part], run.rows, run.recipe))
-            tick(len(own[part]))
-    return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 
 def _own_starts(model: nn.Module, initial: Weights) -> bool:
@@ -347,18 +261,12 @@ def _width(run: SharedRun) -> int:
         return int(run.model(run.inputs[:1]).shape[1])
 
 
-def chunk_size(run: SharedRun, memory: int, stack: Stack | None = None) -> int:
-    """How many models to train at once: their state thrice, and twice the features of a batch.
-
-    stack: the network if `fused` trains them, which copies no inputs.
-    """
-    weights = sum(w.numel() for w in run.start)
+def chunk_size(run: SharedRun, memory: int) -> int:
+    """How many models to train at once: their state four times, and the features of a batch."""
     rows = run.rows[0]
     batch = run.records if rows is None else rows.shape[-1]
-    if stack is not None:
-        numbers = 3 * weights + 2 * batch * sum(len(weight) for weight in stack.weights)
-    else:
-        numbers = 4 * weights * (1 + slots(run.recipe)) + 4 * batch * _features(run)
+    weights = sum(w.numel() for w in run.start) * (1 + slots(run.recipe))
+    numbers = 4 * weights + 4 * batch * _features(run)
     return max(1, memory // (numbers * run.inputs.element_size()))
 
 

@@ -68,6 +68,16 @@ def huber(outputs: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:
     return F.huber_loss(outputs, wanted, reduction="none", delta=delta).sum(1).mean()
 
 
+def predicted(outputs: Tensor) -> Tensor:
+    """The classes (n) that outputs n x c say: one output by its sign, several by the largest."""
+    return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> float:
+    """The share of records (labels: n classes) that outputs n x c put in their class."""
+    return float((predicted(outputs).cpu() == labels.cpu()).double().mean())
+
+
 LOSSES: Mapping[str, Loss] = {"bce": bce, "ce": ce, "mse": mse, "power": power, "huber": huber}
 
 

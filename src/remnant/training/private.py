@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.training.descent import Trace, Walk
 from remnant.training.losses import loss_named
 from remnant.training.recipes import PrivateDescent, describe
 from remnant.training.run import Trained, measures, named, prepare
+from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
 NUMBERS_AT_ONCE = 2**24  # of per-record gradients: 64 MB in float32
@@ -145,7 +145,7 @@ def _descend(
     watch: Watch | None,
 ) -> str:
     n, everyone = len(gradients.inputs), torch.arange(len(gradients.inputs))
-    velocity = [torch.zeros_like(w) for w in walk.weights]
+    state = first_state(recipe, walk.weights)
     with task("private training", recipe.steps) as tick:
         for _ in range(recipe.steps):
             rows = everyone
@@ -159,59 +159,11 @@ def _descend(
                 watch(walk.weights, sums, rows)
             if len(rows):
                 trace.add(walk.steps, losses / len(rows))
-            for v, sum_, w in zip(velocity, sums, walk.weights, strict=True):
-                v.mul_(recipe.momentum).add_(sum_, alpha=1 / (recipe.sampling * n))
-                v.add_(w, alpha=recipe.weight_decay)
-            walk.move(velocity, lr=recipe.lr)
+            state = update(recipe, walk.steps, state, [s / (recipe.sampling * n) for s in sums])
+            walk.move(state[: len(sums)])
             # The weights are public, and so is what is decided by them alone.
             if not all(bool(w.isfinite().all()) for w in walk.weights):
                 walk.retreat()
                 return "diverged"
             tick(note=f"loss {losses / max(len(rows), 1):.3g}")
     return "steps"
-
-
-class MatchedFilter:
-    """The best guess which of k candidates took part, by one who knows all the other records.
-
-    A `watch` for `train_private` on the known records and, after them, one of the candidates. It
-    subtracts the clipped gradients of those known records that were drawn, and adds up
-    log-likelihood ratios against nobody (k). Whether the candidate was drawn, it does not look at:
-    the ratio of a step is a mixture, 1 - q + q times that of the candidate being there.
-    `scores.argmax()` is the guess.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        known: Examples,
-        candidates: Examples,
-        recipe: PrivateDescent,
-        *,
-        scaling: Scaling,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        if recipe.noise == 0:
-            raise InputError(expected("matched filter", "some noise", "noise 0"))
-        self.known, self.candidates = (
-            PerRecord(model=copy, inputs=inputs, labels=labels, recipe=recipe)
-            for copy, inputs, labels in (
-                prepare(model, records, recipe.loss, scaling, dtype)
-                for records in (known, candidates)
-            )
-        )
-        self.scores = torch.zeros(len(candidates), dtype=torch.float64)
-
-    def __call__(self, weights: Sequence[Tensor], released: Sequence[Tensor], rows: Tensor) -> None:
-        known, _ = self.known.total(weights, rows[rows < len(self.known.inputs)])
-        each, _ = self.candidates.clipped(weights, torch.arange(len(self.scores)))
-        recipe, fit = self.known.recipe, torch.zeros_like(self.scores)
-        for seen, sum_, grads in zip(released, known, each, strict=True):
-            terms = (seen - sum_ - grads / 2) * grads
-            fit += terms.flatten(1).sum(1).double().cpu()
-        present = fit / (recipe.noise * recipe.clip) ** 2
-        q = recipe.sampling
-        if q < 1:
-            absent = torch.full_like(present, math.log1p(-q))
-            present = torch.logaddexp(absent, math.log(q) + present)
-        self.scores += present

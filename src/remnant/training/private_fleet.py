@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
-from remnant.training.losses import loss_named
 from remnant.training.recipes import PrivateDescent
 from remnant.training.run import named, prepare
+from remnant.training.stacked import product, stacked_loss
+from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
 MEMORY = 1 << 29  # bytes that the signals of one chunk of runs may fill, roughly
@@ -78,7 +78,7 @@ def clipped_sum(
             features = layer(features)
             continue
         seen.append(features)
-        features = _product(left.pop(0), features)
+        features = product(left.pop(0), features)
         if layer.bias is not None:
             features = features + left.pop(0)[:, :, None]
         if not features.requires_grad:
@@ -86,7 +86,8 @@ def clipped_sum(
         before.append(features)
         biased.append(layer.bias is not None)
     wanted = labels.expand(len(weights[0]), -1)
-    signals = torch.autograd.grad(_summed_loss(run, features, wanted), before, create_graph=graph)
+    summed = stacked_loss(run.recipe.loss, features, wanted) * wanted.shape[1]
+    signals = torch.autograd.grad(summed, before, create_graph=graph)
     if not graph:
         seen = [a.detach() for a in seen]
     squares = [
@@ -98,24 +99,10 @@ def clipped_sum(
     for d, a, bias in zip(signals, seen, biased, strict=True):
         # What is not finite belongs to a record whose factor is 0, and 0 times infinity is not.
         cut = torch.where(factors > 0, factors * d, 0.0)
-        sums.append(_product(cut, a.nan_to_num(0.0, 0.0, 0.0).transpose(-2, -1)))
+        sums.append(product(cut, a.nan_to_num(0.0, 0.0, 0.0).transpose(-2, -1)))
         if bias:
             sums.append(cut.sum(2))
     return sums
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """K x a x b times b x c, as one product, or times K x b x c."""
-    if right.ndim == 3:
-        return torch.bmm(left, right)
-    return (left.reshape(-1, left.shape[2]) @ right).view(len(left), left.shape[1], -1)
-
-
-def _summed_loss(run: PrivateRun, outputs: Tensor, labels: Tensor) -> Tensor:
-    if run.recipe.loss == "ce":
-        return F.cross_entropy(outputs, labels, reduction="sum")
-    rows = outputs.transpose(1, 2).flatten(0, 1)
-    return loss_named(run.recipe.loss)(rows, labels.flatten(0, 1)) * len(rows)
 
 
 def _factors(recipe: PrivateDescent, squares: Tensor) -> Tensor:
@@ -134,9 +121,10 @@ def private_end(
     """
     recipe, graph, size = run.recipe, records.requires_grad, len(run.inputs) + 1
     weights = [w.expand(len(records), *w.shape).clone() for w in run.start]
-    velocity = [torch.zeros_like(w) for w in weights]
+    state, count = first_state(recipe, weights), len(weights)
     with torch.enable_grad():
-        for _ in range(recipe.steps):
+        for step in range(recipe.steps):
+            weights = state[:count]
             known = clipped_sum(run, weights, run.inputs, run.labels, graph=graph)
             own = clipped_sum(run, weights, records[:, None], labels[:, None], graph=graph)
             moves = [a + b for a, b in zip(known, own, strict=True)]
@@ -144,14 +132,10 @@ def private_end(
                 noise = [torch.randn(m.shape, generator=generator, dtype=m.dtype) for m in moves]
                 scale = recipe.noise * recipe.clip
                 moves = [m + scale * n for m, n in zip(moves, noise, strict=True)]
-            velocity = [
-                recipe.momentum * v + m / size + recipe.weight_decay * w
-                for v, m, w in zip(velocity, moves, weights, strict=True)
-            ]
-            weights = [w - recipe.lr * v for w, v in zip(weights, velocity, strict=True)]
+            state = update(recipe, step, state, [m / size for m in moves])
             if not graph:
-                weights, velocity = [w.detach() for w in weights], [v.detach() for v in velocity]
-    return weights
+                state = [s.detach() for s in state]
+    return state[:count]
 
 
 def train_private_fleet(

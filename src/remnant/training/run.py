@@ -22,7 +22,7 @@ from remnant.training.descent import (
     descend_for_decay_time,
     descend_in_proportion,
 )
-from remnant.training.losses import check_labels, loss_named
+from remnant.training.losses import accuracy, check_labels, loss_named
 from remnant.training.recipes import Adam, DecayTime, LossProportional, Recipe, describe
 from remnant.types import Examples, Scaling
 
@@ -117,13 +117,11 @@ def named(model: nn.Module) -> dict[str, Tensor]:
 
 def measures(examples: Examples, outputs: Tensor, loss: float) -> dict[str, Any]:
     """The ledger's last lines: what the trained model does on its records."""
-    accuracy = None
-    if not examples.labels.is_floating_point():
-        guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-        accuracy = (guess.cpu() == examples.labels.cpu()).double().mean().item()
+    classes = not examples.labels.is_floating_point()
+    share = accuracy(outputs, examples.labels) if classes else None
     dtype = str(outputs.dtype).removeprefix("torch.")
     known = loss if math.isfinite(loss) else None
-    return {"loss": known, "accuracy": accuracy, "records": len(examples), "dtype": dtype}
+    return {"loss": known, "accuracy": share, "records": len(examples), "dtype": dtype}
 
 
 def _problem(

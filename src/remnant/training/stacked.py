@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from remnant.training.losses import loss_named
 
 Forward = Callable[[Sequence[Tensor], Tensor, bool], Tensor]
 """(stacked weights, inputs, shared) -> K x c x n. Shared inputs are n x shape, own ones K x n x
@@ -39,6 +42,16 @@ def stacked_forward(model: nn.Module) -> Forward:
         return features
 
     return forward
+
+
+def stacked_loss(name: str, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The sum of K models' mean losses (outputs K x c x b, labels K x b): one gradient serves all,
+    since each sees its own weights only."""
+    if name == "ce":
+        mean = F.cross_entropy(outputs, labels)
+    else:
+        mean = loss_named(name)(outputs.transpose(1, 2).flatten(0, 1), labels.flatten(0, 1))
+    return mean * len(outputs)
 
 
 def product(weight: Tensor, features: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
@@ -83,13 +83,6 @@ class Matching:
     def inverting(cls, **changes: Any) -> Self:
         """Cosine distance, signed Adam, total variation, box. The paper takes 4800 to 24000."""
         return cls(**({"steps": 4800} | changes))
-
-
-MATCHINGS: Mapping[str, Callable[..., Matching]] = {
-    "dlg": Matching.dlg,
-    "idlg": Matching.idlg,
-    "inverting": Matching.inverting,
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

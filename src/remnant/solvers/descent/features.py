@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
-from remnant.solvers.descent.paper import Bounds, normal
+from remnant.solvers.descent.paper import normal
 from remnant.solvers.replay.lbfgs import minimise
 
-SILENT = 1e-4  # of a record's largest feature: rounding must not pass for a unit that fires
+Bounds = tuple[Tensor | float, Tensor | float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,9 @@ class FeatureInversion:
     image_std: float = 0.3
     roughness: float = 0.2  # weight of the mean absolute difference of neighbouring pixels
     box: float = 0.01  # weight of the squared excess over the pixel box
+    # Share of a record's largest feature below which one is silent: rounding must not pass for a
+    # unit that fires, nor a weak unit for rounding.
+    silent: float = 1e-4
 
     def __post_init__(self) -> None:
         for name, low in (("evaluations", 1), ("starts", 1), ("roughness", 0), ("box", 0)):
@@ -57,13 +60,14 @@ def invert_by_descent(
     start = settings.image_std * normal(count * k, shape, generator)
     start[:k] = 0
     backbone = copy.deepcopy(backbone)  # it is watched
-    misfit = _misfit(backbone, start[:1].to(like))
+    misfit = _misfit(backbone, start[:1].to(like), settings.silent)
+    box = None if bounds is None else [torch.as_tensor(end).to(like) for end in bounds]
 
     def objective(points: Tensor) -> tuple[Tensor, Tensor]:
         at = points.detach().view(-1, *shape).requires_grad_()
         value = misfit(at, wanted) / size + settings.roughness * _roughness(at)
-        if bounds is not None:
-            value = value + settings.box * _outside(at, bounds)
+        if box is not None:
+            value = value + settings.box * (at - at.clamp(*box)).square().flatten(1).sum(1)
         return value.detach(), torch.autograd.grad(value.sum(), at)[0].flatten(1)
 
     with task("images from features", settings.evaluations) as step:
@@ -72,15 +76,16 @@ def invert_by_descent(
         )
     rows = found.values.view(count, k).argmin(0) * k + torch.arange(k)
     inputs = found.points.view(-1, *shape)[rows]
-    if bounds is not None:
-        low, high = (torch.as_tensor(end).to(inputs) for end in bounds)
-        inputs = torch.minimum(torch.maximum(inputs, low), high)
+    if box is not None:
+        inputs = inputs.clamp(*box)
     with torch.no_grad():
         left = (backbone(inputs).flatten(1) - wanted[:k]).square().sum(1) / size[:k]
     return inputs, left
 
 
-def _misfit(backbone: nn.Module, probe: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _misfit(
+    backbone: nn.Module, probe: Tensor, silent: float
+) -> Callable[[Tensor, Tensor], Tensor]:
     """|features of inputs - wanted|^2, n.
 
     Where the backbone ends in a ReLU it is taken before it: a unit that ought to fire and does not
@@ -99,16 +104,10 @@ def _misfit(backbone: nn.Module, probe: Tensor) -> Callable[[Tensor, Tensor], Te
         backbone(inputs)
         units = before.pop().flatten(1)
         before.clear()
-        fires = wanted > SILENT * wanted.amax(1, keepdim=True)
+        fires = wanted > silent * wanted.amax(1, keepdim=True)
         return torch.where(fires, units - wanted, units.clamp(min=0)).square().sum(1)
 
     return misfit
-
-
-def _outside(images: Tensor, bounds: Bounds) -> Tensor:
-    low, high = (torch.as_tensor(end).to(images) for end in bounds)
-    excess = (low - images).clamp(min=0) + (images - high).clamp(min=0)
-    return excess.square().flatten(1).sum(1)
 
 
 def _roughness(images: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from remnant.gradients import gram, inner_products
 from remnant.progress import Step, task
 from remnant.solvers.consensus import cluster
 from remnant.solvers.descent.objective import Objective, objective
-from remnant.solvers.descent.paper import Bounds, RowAdam, normal, outside
+from remnant.solvers.descent.paper import normal
 from remnant.solvers.layers import leaves
 from remnant.types import Evidence
 
@@ -40,7 +40,6 @@ class Projected:
     temperature: tuple[float, float] = (10.0, 200.0)
     span: float | None = 1.0  # directions a record that candidates are held in; None = no limit
     ridge: float = 1e-4  # of the duals, times the kernel's mean diagonal
-    box: float = 0.0
     within: float = 0.9  # correlation at which candidates of two starts are one
 
     def __post_init__(self) -> None:
@@ -73,21 +72,13 @@ def search(
     shape: tuple[int, ...],
     records: int,
     generator: torch.Generator,
-    bounds: Bounds | None = None,
 ) -> Agreed:
-    """Candidates for about `records` records; `bounds`: the pixel box in the model's scale."""
+    """Candidates for about `records` records."""
     if records < 1:
         raise InputError(expected("projected: records", "1 or more", records))
     count = max(1, round(settings.per_record * records))
     point = evidence.end if settings.features == "final" else evidence.start
-    goal = objective(
-        model,
-        evidence.vector,
-        [point],
-        torch.zeros(1, *shape),
-        temperature=settings.temperature[0],
-        rank=count + 1,
-    )
+    goal = objective(model, evidence.vector, [point], temperature=settings.temperature[0])
     basis = None
     if settings.span is not None:
         basis = first_span(model, evidence, max(1, round(settings.span * records)))
@@ -96,10 +87,8 @@ def search(
         for _ in range(settings.starts):
             start = (settings.image_std * normal(count, shape, generator)).float()
             free = start if basis is None else start.flatten(1) @ basis.T
-            place = _placed(basis, shape)
-            box = bounds if settings.box else None
-            loss = _descend(goal, settings, free, place, box, step)
-            ends.append(place(free).detach())
+            end, loss = _descend(goal, settings, free, _placed(basis, shape), step)
+            ends.append(end)
             losses.append(loss)
     groups = cluster(torch.stack([end.flatten(1) for end in ends]), settings.within)
     inputs, confidence = groups.centres.reshape(-1, *shape), groups.agreement
@@ -143,34 +132,33 @@ def _descend(
     settings: Projected,
     free: Tensor,
     place: Callable[[Tensor], Tensor],
-    box: Bounds | None,
     step: Step,
-) -> float:
-    """Move `free` in place; the last loss over |evidence|^2.
+) -> tuple[Tensor, float]:
+    """The candidates that descent from `free` ends at, and their loss over |evidence|^2.
 
     Adam: L-BFGS with a strong Wolfe search, at equal cost, ended at worse candidates, some of them
     huge, since it follows flat directions that Adam's bounded steps do not.
     """
     first, last = settings.temperature
-    kept = checkpoint("projected", goal.vector, goal.points, settings, free, box)
-    adam, begin = RowAdam(free), 0
+    kept = checkpoint("projected", goal.vector, goal.points, settings, free)
+    free = free.clone().requires_grad_()
+    adam, begin, loss, square = torch.optim.Adam([free]), 0, math.inf, goal.square
     if kept.state is not None:
-        begin, moved = kept.state
-        adam.restore(moved)
+        begin, moments, there = kept.state
+        free.data.copy_(there)
+        adam.load_state_dict(moments)
         step(begin)
-    loss = math.inf
     for t in range(begin, settings.steps + 1):
         share = t / settings.steps
         goal.anneal(first * (last / first) ** share)
-        at = free.detach().requires_grad_()
-        inputs = place(at)
-        fit = goal.loss(inputs, project(goal, inputs, settings.ridge)) / goal.square
-        total = fit if box is None else fit + settings.box * outside(inputs, box)
+        inputs = place(free)
+        fit = goal.loss(inputs, project(goal, inputs, settings.ridge)) / square
         loss = fit.item()
         if t < settings.steps:
-            slope = torch.autograd.grad(total, at)[0]
-            adam.move(slope, settings.lr * 0.5 * (1 + math.cos(math.pi * share)))
+            free.grad = torch.autograd.grad(fit, free)[0]
+            adam.param_groups[0]["lr"] = settings.lr * 0.5 * (1 + math.cos(math.pi * share))
+            adam.step()
             if kept.due():
-                kept.save([t + 1, adam.state()])
+                kept.save([t + 1, adam.state_dict(), free])
             step()
-    return loss
+    return place(free).detach(), loss

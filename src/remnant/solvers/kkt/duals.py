@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remnant.solvers.kkt.tolerances import TOLERANCES
+
 Objective = Literal["margin", "soft", "free"]
-Positive = Literal["softplus", "square"]
 OBJECTIVES: tuple[Objective, ...] = ("margin", "soft", "free")
-FIRST = 0.05  # duals begin here, above their least
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +29,7 @@ class Duals:
     labels: Tensor
     outputs: int
     least: float = 0.0
-    positive: Positive = "softplus"
+    first: float = TOLERANCES.first_dual  # where they begin, above their least
 
     def start(self, starts: int, dtype: torch.dtype) -> Tensor:
         """Raw numbers, k x m, or k x m x c for several free outputs."""
@@ -37,26 +37,17 @@ class Duals:
         if self.objective == "free":
             if self.outputs == 1:  # half of either sign: records lie on both sides of the fit
                 signs = 2.0 * self.labels.to(dtype) - 1
-                return (FIRST * signs).expand(starts, m).clone()
+                return (self.first * signs).expand(starts, m).clone()
             held = F.one_hot(self.labels, self.outputs).to(dtype) - 1 / self.outputs
-            return (FIRST * held).expand(starts, m, self.outputs).clone()
-        raw = math.log(math.expm1(FIRST)) if self.positive == "softplus" else math.sqrt(FIRST)
-        return torch.full((starts, m), raw, dtype=dtype)
+            return (self.first * held).expand(starts, m, self.outputs).clone()
+        return torch.full((starts, m), math.log(math.expm1(self.first)), dtype=dtype)
 
     def values(self, raw: Tensor) -> Tensor:
         """k x m: how much of its direction each record adds."""
         if self.objective == "free":
             lengths: Tensor = raw if self.outputs == 1 else raw.norm(dim=2)
             return lengths
-        above: Tensor = F.softplus(raw) if self.positive == "softplus" else raw.square()
-        return self.least + above
-
-    def raw(self, values: Tensor) -> Tensor:
-        """Raw numbers whose `values` are these, k x m (margin and soft)."""
-        above = (values - self.least).clamp(min=1e-6)
-        if self.positive == "square":
-            return above.sqrt()
-        return above + torch.log(-torch.expm1(-above))
+        return self.least + F.softplus(raw)
 
     def directions(self, raw: Tensor, outputs: Tensor) -> Tensor:
         """km x c, from the outputs at the candidates."""

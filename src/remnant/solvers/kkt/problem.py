@@ -17,18 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input
 
 from remnant.solvers.kkt.network import Layer
-
-TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,11 +97,6 @@ class Problem:
         """Coordinates ... x r -> inputs ... x d."""
         return s if self.basis is None else s @ self.basis.T
 
-    def coordinates_of(self, inputs: Tensor) -> Tensor:
-        """Inputs ... x d -> coordinates ... x r, in the working precision."""
-        held = inputs.to(self.columns.dtype)
-        return held if self.basis is None else held @ self.basis
-
 
 def pose(
     layers: Sequence[Layer],
@@ -145,33 +136,6 @@ def pose(
     )
 
 
-def to_double(problem: Problem) -> Problem:
-    """The same problem in float64, from the numbers as they were rounded."""
-
-    def wide(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.double()
-
-    terms = tuple(
-        replace(
-            term,
-            left=term.left.double(),
-            right=wide(term.right),
-            bias=wide(term.bias),
-            bias_target=wide(term.bias_target),
-        )
-        for term in problem.terms
-    )
-    return replace(
-        problem,
-        terms=terms,
-        basis=wide(problem.basis),
-        columns=problem.columns.double(),
-        rows=wide(problem.rows),
-        low=wide(problem.low),
-        high=wide(problem.high),
-    )
-
-
 def _affine(layer: Layer) -> Tensor:
     if layer.bias is None:
         return layer.weight
@@ -206,7 +170,7 @@ class Pass:
 
     def spreads(self) -> list[float]:
         """The deviation of each hidden layer's pre-activations: the unit of their smoothing."""
-        return [max(float(z.detach().std()), TINY) for z in self.outputs[:-1]]
+        return [float(z.detach().std()) or 1.0 for z in self.outputs[:-1]]
 
 
 def forward(problem: Problem, s: Tensor) -> Pass:
@@ -278,27 +242,9 @@ def _first_misfit(term: Term, s: Tensor, d: Tensor, weights: Tensor) -> Tensor:
     return total / (unit * term.norm)
 
 
-class _GramProduct(torch.autograd.Function):
-    """Autograd takes six products of this size, two of them twice: Gram matrices are symmetric."""
-
-    @staticmethod
-    def forward(ctx: Any, d: Tensor, h: Tensor) -> Tensor:
-        dd, hh = d @ d.transpose(1, 2), h @ h.transpose(1, 2)
-        ctx.save_for_backward(d, h, dd, hh)
-        return (dd * hh).sum((1, 2))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor]:
-        d, h, dd, hh = ctx.saved_tensors
-        twice = 2 * above[0][:, None, None]
-        return (twice * hh) @ d, (twice * dd) @ h
-
-
 def gram_product(d: Tensor, h: Tensor) -> Tensor:
-    """k: |sum_i d_i h_i^T|^2 from k x m x o and k x m x i."""
-    product: Tensor = _GramProduct.apply(d, h)  # type: ignore[no-untyped-call]
-    return product
+    """k: |sum_i d_i h_i^T|^2 from k x m x o and k x m x i, without the o x i sum itself."""
+    return ((d @ d.transpose(1, 2)) * (h @ h.transpose(1, 2))).sum((1, 2))
 
 
 def _dense_misfit(term: Term, h: Tensor, d: Tensor, z: Tensor) -> Tensor:
@@ -328,7 +274,7 @@ def range_misfit(problem: Problem, arrived: Sequence[Tensor], dual: Tensor) -> T
     """k x m: the share of each record's own signal outside the first dense layer's columns."""
     d = arrived[problem.first_dense].view(*dual.shape, -1)
     inside = (d @ problem.columns).square().sum(2)
-    return 1 - inside / d.square().sum(2).clamp(min=TINY)
+    return 1 - inside / d.square().sum(2).clamp(min=torch.finfo(d.dtype).tiny)
 
 
 def span_misfit(problem: Problem, seen: Pass) -> Tensor:
@@ -336,7 +282,7 @@ def span_misfit(problem: Problem, seen: Pass) -> Tensor:
     assert problem.rows is not None
     h = seen.inputs[problem.first_dense]
     outside = h - (h @ problem.rows.T) @ problem.rows
-    return outside.square().sum() / h.detach().square().sum().clamp(min=TINY)
+    return outside.square().sum() / h.detach().square().sum().clamp(min=torch.finfo(h.dtype).tiny)
 
 
 def box_misfit(problem: Problem, s: Tensor) -> Tensor:

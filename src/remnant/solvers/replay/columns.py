@@ -24,8 +24,9 @@ from torch import Tensor
 from remnant.progress import task
 from remnant.solvers.replay.lbfgs import Minimum
 from remnant.solvers.replay.unroll import Observe, end_of_run
-from remnant.training.fleet import SharedRun, begin, slots, step_gradient, update
+from remnant.training.fleet import SharedRun, begin, step_gradient
 from remnant.training.losses import loss_named
+from remnant.training.steps import slots, update
 
 EVEN, FINE = 16, 6  # values of the grid: evenly over the range, and by half decades towards 0
 STEPS = 3  # Gauss-Newton steps for each column and round

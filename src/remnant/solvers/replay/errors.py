@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remnant.solvers.replay.newton import least_squares
+from remnant.solvers.numerics import least_squares
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.unroll import end_of_run, misfit
 from remnant.training.fleet import SharedRun
@@ -56,5 +56,6 @@ def squared_errors(
     def backward(pull: Tensor) -> Tensor:
         return misfit(run, many, tags, observe, end - pull / 2, memory=memory)[1].flatten(1)
 
-    moves = least_squares(forward, backward, wanted, INNER).view_as(many).flatten(2).square().sum(2)
+    moves = least_squares(forward, backward, wanted, iterations=INNER).view_as(many)
+    moves = moves.flatten(2).square().sum(2)
     return SAFETY * (moves[0] + moves[1:].mean(0))

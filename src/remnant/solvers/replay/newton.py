@@ -11,19 +11,18 @@ any more, and the plain derivative ends it to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from remnant.progress import task
+from remnant.solvers.numerics import least_squares
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.kinks import with_kinks
 from remnant.solvers.replay.lbfgs import Minimum
 from remnant.solvers.replay.unroll import Observe, pull_back, push_forward, states
 from remnant.training.fleet import SharedRun
-
-Map = Callable[[Tensor], Tensor]
 
 
 def gauss_newton(
@@ -109,22 +108,4 @@ def step(
         )
         return chart.pull(pull_back(run, path, records, labels, [*adjoint, *buffers]))
 
-    return least_squares(forward, backward, gap * weight, inner)
-
-
-def least_squares(forward: Map, backward: Map, wanted: Tensor, steps: int) -> Tensor:
-    """K x d that bring forward(.) near `wanted` (K x q): conjugate gradients, row by row."""
-    left, found = wanted, None
-    pull = backward(left)
-    direction, length = pull, pull.square().sum(1, keepdim=True)
-    for _ in range(steps):
-        image = forward(direction)
-        far = length / image.square().sum(1, keepdim=True).clamp(min=1e-300)
-        far = torch.where(length > 0, far, 0.0)
-        found = far * direction if found is None else found + far * direction
-        left = left - far * image
-        pull = backward(left)
-        now = pull.square().sum(1, keepdim=True)
-        direction = pull + torch.where(length > 0, now / length, 0.0) * direction
-        length = now
-    return torch.zeros_like(pull) if found is None else found
+    return least_squares(forward, backward, gap * weight, iterations=inner)

@@ -18,11 +18,10 @@ from remnant.training.fleet import (
     SharedRun,
     advance,
     begin,
-    slots,
     step_gradient,
     step_loss,
-    update,
 )
+from remnant.training.steps import slots, update
 
 Observe = Callable[[Sequence[Tensor]], Tensor]
 """Stacked weights (K x shape each) -> what the adversary sees of them, K x q."""

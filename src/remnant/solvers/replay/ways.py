@@ -18,8 +18,9 @@ from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import first_weight
 from remnant.solvers.replay.unroll import misfit
-from remnant.training.fleet import SharedRun, slots
+from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
+from remnant.training.steps import slots
 
 BEND = 10.0  # of the kinks where Gauss-Newton steps did not arrive and a line search goes on
 

@@ -226,24 +226,3 @@ def read_targets(outputs: Tensor, residuals: Tensor, loss: str) -> Tensor:
     if residuals.shape[1] == 1:
         return (residuals[:, 0] < 0).long()
     return residuals.argmin(1)
-
-
-def target_gap(outputs: Tensor, residuals: Tensor, loss: str) -> Tensor | None:
-    """B: how far residuals are from what loss and outputs say; None where any are possible.
-
-    A check of each record without the truth: with ce, r = (softmax(f) - one-hot(y)) / B.
-    """
-    labels = read_targets(outputs, residuals, loss)
-    if loss == "ce":
-        wanted = outputs.softmax(1) - torch.nn.functional.one_hot(labels, outputs.shape[1])
-    elif loss == "bce":
-        wanted = outputs.sigmoid() - labels[:, None]
-    else:
-        return None
-    gap: Tensor = (residuals * len(residuals) - wanted).norm(dim=1) / wanted.norm(dim=1)
-    return gap
-
-
-def expected_outputs(activation: Activation, norms: Tensor, head_bias: float = 0.0) -> Tensor:
-    """E f(x) over the weights (Algorithm 1, line 3): what f concentrates to as m grows."""
-    return coefficient(activation, 0, norms) + head_bias
