@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 
-from exact_case import planted, seeded, small_problem, true_duals
+from exact_case import planted, seeded, small_problem
 from remnant.solvers.difference import exact
-from remnant.solvers.difference.certificate import FAR, distance_to_points
-from remnant.solvers.difference.exact import Round, confirm, recover
+from remnant.solvers.difference.exact import Round, recover
 from remnant.solvers.difference.graph import LIGHT, find_points, turned_away
-from remnant.solvers.difference.ground import LEAST_ROOM, Found, Search, upright
+from remnant.solvers.difference.ground import LEAST_ROOM, Search
 
 
 def unit_rows(rows):
@@ -93,18 +92,3 @@ def test_a_round_that_brings_enough_is_followed_by_its_like():
     assert now.after(15, 32) == Round(barren=0, turn=2)
     assert now.after(0, 32) == Round(barren=4, turn=2)
     assert Round(turn=len(exact.APART) - 1).after(0, 1).cosine == 1
-
-
-def test_a_search_that_goes_on_from_a_record_stays_and_from_a_blend_does_not():
-    problem, records = small_problem()
-    y, z = records @ problem.span.right.T, true_duals(problem, records)
-    astray = Found(z=z, y=upright(problem, y.roll(1, 0)))  # every point is another record's
-    assert float(distance_to_points(problem, y, astray.y).min()) > FAR
-    found = confirm(problem, astray, y, 8)
-    assert torch.equal(found.z, z)
-    assert float((distance_to_points(problem, y, found.y) < FAR).double().mean()) > 0.9
-    blends = 0.5 * (y + y.roll(2, 0))
-    spoilt = confirm(problem, astray, blends, 8)
-    assert float((distance_to_points(problem, blends, spoilt.y) > FAR).double().mean()) > 0.9
-    near = Found(z=z, y=upright(problem, y))
-    assert confirm(problem, near, y, 8) is near

@@ -34,9 +34,9 @@ def test_a_rough_dual_gets_exact_where_its_point_is_silent(many, request):
     noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
     rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
     if many:
-        near, sure, _ = pool.take_duals(problem, nobody(problem), y, rough, 0.0)
+        near, sure, _ = pool.take_duals(problem, nobody(problem), y, rough)
     else:
-        near, sure = exact.take_duals(problem, y, rough, 0.0)
+        near, sure = exact.take_duals(problem, y, rough)
     assert int(sure.sum()) > 0.8 * len(z)
     assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9
 
@@ -54,14 +54,14 @@ def test_coarse_weights_do_not_hide_the_zeros_of_a_dual(roomy):
 def test_many_starts_at_one_record_count_once_and_known_ones_not_at_all(roomy):
     problem, records = small_problem()
     z, y = true_duals(problem, records), records @ problem.span.right.T
-    _, sure, known = pool.take_duals(problem, nobody(problem), y, z, 0.0)
+    _, sure, known = pool.take_duals(problem, nobody(problem), y, z)
     assert not bool(known.any())
     twice = torch.arange(len(z)).repeat(2)
-    _, once, again = pool.take_duals(problem, nobody(problem), y[twice], z[twice], 0.0)
+    _, once, again = pool.take_duals(problem, nobody(problem), y[twice], z[twice])
     assert torch.equal(once, torch.cat([sure, torch.zeros_like(sure)]))
     assert not bool(again[: len(z)].any())
     assert bool(again[len(z) :][sure].all())
-    _, others, before = pool.take_duals(problem, Found(z=z[:3], y=y[:3]), y, z, 0.0)
+    _, others, before = pool.take_duals(problem, Found(z=z[:3], y=y[:3]), y, z)
     assert before.nonzero()[:, 0].tolist() == [0, 1, 2]
     assert torch.equal(others[3:], sure[3:])
     assert not bool(others[:3].any())
@@ -142,7 +142,7 @@ def test_a_dual_that_has_arrived_and_one_that_does_not_take_no_more_steps(monkey
 
     monkeypatch.setattr(pool, "null_vectors", counted)
     monkeypatch.setattr(pool, "silent_share", share)
-    _, sure, again = pool.take_duals(problem, nobody(problem), y, z, 0.0)
+    _, sure, again = pool.take_duals(problem, nobody(problem), y, z)
     assert rows == [2, 2] + [1] * (pool.TRIED - 1) + [1]  # rough, first, hopeless, last
     assert sure.tolist() == [True, False]
     assert not bool(again.any())

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from exact_case import seeded, small_problem, true_duals
 from remnant.solvers.difference import exact
-from remnant.solvers.difference.exact import nearest_left, recover, take_duals
+from remnant.solvers.difference.exact import recover, take_duals
 from remnant.solvers.difference.ground import Found, Search, duals_at, upright
 from remnant.solvers.difference.zeros import FINE, refit_on_zeros, settle, zeros_below
 
@@ -43,8 +43,8 @@ def test_records_found_tell_the_others_duals_better(case):
 def test_a_dual_of_another_record_is_no_start_but_the_points_own_is(case):
     problem, z, y = case
     other, found = z.roll(1, 0), known(z, y, 0)
-    _, sure = take_duals(problem, y, other, 0.0)
-    own, found_them = take_duals(problem, y, duals_at(problem, found, y), 0.0, closely=True)
+    _, sure = take_duals(problem, y, other)
+    own, found_them = take_duals(problem, y, duals_at(problem, found, y), closely=True)
     assert int(found_them.sum()) > int(sure.sum())
     assert float((own * z).sum(1).abs()[found_them].min()) > 1 - 1e-7
 
@@ -90,27 +90,3 @@ def test_a_search_anew_that_ends_worse_is_forgotten(monkeypatch, case, later):
     recovery = recover(problem, Search(repairs=1), generator=seeded())
     assert recovery.exact
     assert int(recovery.passed.sum()) == len(z) - 1
-
-
-def test_what_is_like_the_missing_is_given_back(case):
-    problem, z, y = case
-    alike = upright(problem, (y[11] + 0.1 * y[3])[None])  # as the last one, which is not found
-    found = Found(z=z[:11], y=torch.cat([y[:3], alike, y[4:11]]))
-    assert nearest_left(problem, found).nonzero().flatten().tolist() == [3]
-    assert not bool(nearest_left(problem, known(z, y, 7)).any())
-
-
-def test_a_search_that_misses_some_goes_on_without_those_like_them(monkeypatch, case):
-    problem, z, y = case
-    given = []
-
-    def all_but_one_at_first(problem, found, series, search, generator):
-        given.append(len(found))
-        return known(z, y, len(z) if len(given) > 1 else len(z) - 1)
-
-    monkeypatch.setattr(exact, "search_on", all_but_one_at_first)
-    recovery = recover(problem, Search(), generator=seeded())
-    assert given[0] == 0
-    assert 0 < given[1] < len(z) - 1
-    assert recovery.exact
-    assert bool(recovery.passed.all())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remnant.solvers.difference.decay import fit_decay, without_decay
-from remnant.solvers.difference.exact import stated, suspects
+from remnant.solvers.difference.exact import stated
 from remnant.solvers.difference.signals import find_signals, nearest_signals
 from remnant.solvers.difference.smooth import (
     Points,
@@ -82,14 +82,6 @@ def test_signals_of_planted_records_are_found():
     agree = ((t[:, None] > 0) == (planted > 0)).double().mean(2).max(1).values
     assert float(agree[points.gap < 1e-2].min()) > 0.95
     assert int((points.gap < 1e-2).sum()) > 0
-
-
-def test_suspects_are_the_doubtful_and_the_farthest_others():
-    class Proof:
-        doubtful = torch.tensor([False, True, False, False, False])
-        distance = torch.tensor([0.0, 9.0, 0.5, 0.1, 0.4])
-
-    assert suspects(Proof).tolist() == [False, True, True, False, True]
 
 
 def test_a_small_error_is_not_stated_below_what_is_usual():

@@ -79,7 +79,7 @@ def test_searches_come_nearer_where_little_is_left(monkeypatch, roomy, known, ba
     ground = ground_of(problem, torch.eye(problem.count).double(), found, 1.0)
     gone = Pool(parts=random_parts(ground.spaces, 4, seeded()), stage=torch.arange(4))
     search = Search(starts=4)
-    find_in_pool(problem, found, gone, search, seeded(), barren=barren, silent_below=0.0)
+    find_in_pool(problem, found, gone, search, seeded(), barren=barren)
     for mine, both in zip((told[0].cosine, told[0].apart), zip(*stages, strict=True), strict=True):
         assert mine.flatten().tolist() == pytest.approx(both)
     assert told[0].hold == hold
@@ -90,9 +90,7 @@ def test_more_is_searched_for_at_a_time_where_more_is_left(monkeypatch, roomy, m
     problem, found, *_ = known_case(0)
     monkeypatch.setattr(pool, "MANY", many)
     search = Search(starts=4, iterations=3)
-    y, *_ = find_in_pool(
-        problem, found, empty_pool(problem), search, seeded(), barren=0, silent_below=0.0
-    )
+    y, *_ = find_in_pool(problem, found, empty_pool(problem), search, seeded(), barren=0)
     assert len(y) == searches
 
 
@@ -151,7 +149,7 @@ def test_points_of_what_was_found_are_near_their_records(roomy):
     new = []
     for seed in range(3):
         points, duals, sure, gone = find_in_pool(
-            problem, found, gone, search, seeded(seed), barren=0, silent_below=0.0
+            problem, found, gone, search, seeded(seed), barren=0
         )
         which = (duals[sure] @ z.T).abs().max(1).indices
         true = torch.nn.functional.normalize(y[which], dim=1)
@@ -182,7 +180,7 @@ def test_points_come_back_to_their_records_once_they_are_free():
 def test_rounds_that_find_nothing_are_followed_by_others(monkeypatch, roomy, iterations):
     problem, _ = small_problem()
 
-    def nothing(problem, found, points, duals, margin, last):
+    def nothing(problem, found, points, duals, last):
         none = torch.zeros(len(points), dtype=torch.bool)
         return duals, none, none
 
@@ -197,7 +195,7 @@ def test_what_brings_nothing_begins_from_points_alone_and_for_long_is_refined(mo
     problem, found, _, y = known_case()
     tried = []
 
-    def take(problem, found, points, duals, margin, last):
+    def take(problem, found, points, duals, last):
         tried.append((points.clone(), duals.clone()))
         none = torch.zeros(len(points), dtype=torch.bool)
         return duals, none if len(tried) < 4 else ~none, none
@@ -207,9 +205,7 @@ def test_what_brings_nothing_begins_from_points_alone_and_for_long_is_refined(mo
     monkeypatch.setattr(pool, "freed", lambda problem, ground, points, duals, iterations: -points)
     search, gone = Search(starts=8), empty_pool(problem)
     for barren in (len(LATE) - 1, len(LATE)):
-        points, *_, gone = find_in_pool(
-            problem, found, gone, search, seeded(), barren=barren, silent_below=0.0
-        )
+        points, *_, gone = find_in_pool(problem, found, gone, search, seeded(), barren=barren)
     assert len(tried) == 4
     assert torch.equal(tried[0][0], tried[1][0])
     for points_then, duals in tried[1::2]:
@@ -224,7 +220,7 @@ def test_a_search_does_not_end_for_its_likeness_to_one_that_has_not_arrived(room
         torch.randn(1, len(z), generator=seeded(4)).double(), dim=1
     )
     pair = torch.cat([upright(problem, y[5:6] + 1.3 * other), y[5:6]])
-    _, sure, again = pool.take_duals(problem, found, pair, z[[5, 5]], 0.0)
+    _, sure, again = pool.take_duals(problem, found, pair, z[[5, 5]])
     assert sure.tolist() == [False, True]
     assert again.tolist() == [False, False]
 
@@ -272,12 +268,12 @@ def test_the_last_duals_are_looked_for_in_small_steps_if_few_are_sure(monkeypatc
     problem, found, z, y = known_case(4)
     monkeypatch.setattr(pool, "QUICKLY", dataclasses.replace(pool.QUICKLY, widths=()))
     last = torch.arange(len(z)) % 2 == 0
-    near, sure, _ = pool.take_duals(problem, found, y, z, 0.0, last)
+    near, sure, _ = pool.take_duals(problem, found, y, z, last)
     assert int(sure.sum()) > 0.6 * int(last[4:].sum())
     assert not bool(sure[~last].any())
     assert float((near[sure] * z[sure]).sum(1).abs().min()) > 1 - 1e-6
     monkeypatch.setattr(pool, "FEW", 0.0)
-    assert not bool(pool.take_duals(problem, found, y, z, 0.0, last)[1].any())
+    assert not bool(pool.take_duals(problem, found, y, z, last)[1].any())
 
 
 def test_points_are_free_of_what_was_found_too():
@@ -291,7 +287,7 @@ def test_searches_at_a_later_stage_are_told_from_new_ones(monkeypatch, roomy):
     problem, found, *_ = known_case()
     told = []
 
-    def take(problem, found, points, duals, margin, later):
+    def take(problem, found, points, duals, later):
         told.append(later.tolist())
         none = torch.zeros(len(points), dtype=torch.bool)
         return duals, none, none
@@ -299,5 +295,5 @@ def test_searches_at_a_later_stage_are_told_from_new_ones(monkeypatch, roomy):
     monkeypatch.setattr(pool, "take_duals", take)
     search, gone = Search(starts=4, iterations=3), empty_pool(problem)
     for _ in range(2):
-        *_, gone = find_in_pool(problem, found, gone, search, seeded(), barren=0, silent_below=0.0)
+        *_, gone = find_in_pool(problem, found, gone, search, seeded(), barren=0)
     assert told == [[False] * 4, [True] * 4]

@@ -265,16 +265,6 @@ def test_a_dual_is_sharpened_to_rounding_or_not_taken():
     assert torch.equal(settled, sharpen(problem, rough)[0])
 
 
-def test_mixtures_of_two_duals_are_unmixed():
-    problem, records = small_problem()
-    z = true_duals(problem, records)
-    mixed = torch.nn.functional.normalize(z + 0.3 * z.roll(1, 0), dim=1)
-    assert not bool(determined(problem, mixed).any())
-    pure, sure = settle(problem, mixed)
-    assert int(sure.sum()) > len(z) / 2
-    assert float((pure[sure] @ z.T).abs().max(1).values.min()) > 1 - 1e-9
-
-
 def test_every_witness_of_the_certificate_counts():
     problem, records = small_problem()
     z, y = true_duals(problem, records), records @ problem.span.right.T

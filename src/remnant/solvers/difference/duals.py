@@ -27,11 +27,11 @@ MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
 
 
-def clearly_silent(margin: Tensor, by: float, count: int) -> Tensor:
-    """k x w of 0 and 1: silent neurons by that margin, but enough of them to fix a dual."""
+def clearly_silent(margin: Tensor, count: int) -> Tensor:
+    """k x w of 0 and 1: neurons with a negative margin, but enough of them to fix a dual."""
     enough = min(margin.shape[1], int(1.5 * count) + 4)
     least = margin.sort(1).values[:, enough - 1 : enough]
-    return (margin <= torch.maximum(least, torch.full_like(least, -by))).double()
+    return (margin <= least.clamp(min=0)).double()
 
 
 def most_silent(margin: Tensor, number: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import apart, complement
-from remnant.solvers.difference.certificate import FAR, Certificate, certify, distance_to_points
+from remnant.solvers.difference.certificate import Certificate, certify
 from remnant.solvers.difference.duals import GRADUAL, clearly_silent, null_vectors
 from remnant.solvers.difference.graph import Spaces, find_points, refine_points
 from remnant.solvers.difference.ground import (
@@ -27,7 +27,6 @@ from remnant.solvers.difference.ground import (
     Ground,
     Search,
     duals_at,
-    freed,
     ground_of,
     refined,
     upright,
@@ -49,15 +48,10 @@ LEAST = 64.0  # times the median error: one that is stated is not below; near pa
 # nearly all of it, and most starts end there again.
 APART = (1.0, 0.4, 0.6, 0.8)
 FEW = 0.5
-# Iterations in which a record has to stay where it is. Of 500 CIFAR-10 records at width 4096, one
-# of 252 moves farther than FAR in 20 (14 in 50); of blends of two 64 of 64 do, and 60 of those with
-# 0.3 of the other.
-STAY = 20
 # Widths of null vectors from a rough dual that is a point's own.
 SMALL_STEPS = tuple(
     width for width in (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001) for _ in range(3)
 )
-SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
 ENOUGH = 0.95  # share of many records certified: a search anew for the others takes too long
 
 
@@ -67,10 +61,6 @@ class Round:
 
     barren: int = 0  # rounds without a new record
     turn: int = 0  # of APART
-
-    @property
-    def silent_below(self) -> float:
-        return SILENT[self.barren % len(SILENT)]
 
     @property
     def cosine(self) -> float:
@@ -127,19 +117,19 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
     best: Answer | None = None
     for _ in range(1 + search.repairs):
         found = search_on(problem, known, series, search, generator)
-        answer = answered(problem, found, search.starts)
+        answer = answered(problem, found)
         if best is None or answer.worth >= best.worth:
             best = answer
         found, proof = answer.found, answer.proof
         whole = len(found) == problem.count
-        doubtful = suspects(proof) if whole else proof.doubtful | nearest_left(problem, found)
         enough = ENOUGH if problem.roomy and answer.error is None else 1.0
-        if (whole and proof.share >= enough) or not bool(doubtful.any()):
+        if (whole and proof.share >= enough) or not bool(proof.doubtful.any()):
             break
-        known = Found(z=found.z[~doubtful], y=found.y[~doubtful])
+        kept = ~proof.doubtful
+        known = Found(z=found.z[kept], y=found.y[kept])
     assert best is not None
     if best.error is None and not best.proof.exact:  # then estimates of the others are left
-        best = answered(problem, known, search.starts)
+        best = answered(problem, known)
     found, inputs, error, proof = best.found, best.inputs, best.error, best.proof
     agreement = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active)
     return Recovery(
@@ -154,62 +144,17 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
     )
 
 
-def answered(problem: Problem, found: Found, at_once: int) -> Answer:
+def answered(problem: Problem, found: Found) -> Answer:
     """What was found as records, each judged without the truth."""
     inputs, error = finish(problem, found)
-    if error is None and problem.signals is None:
-        found = confirm(problem, found, inputs @ problem.span.right.T, at_once)
     proof = certify(problem, inputs, found.z, found.y, error)
     return Answer(found=found, inputs=inputs, error=error, proof=proof)
-
-
-def confirm(problem: Problem, found: Found, records: Tensor, at_once: int) -> Found:
-    """The same with points anew where they are far from records (n x n, in the span).
-
-    Points that were kept away from others may be. The search goes on from the record itself, free
-    of them: what is a record stays, since the next layer's change contains what it fires.
-    """
-    far = (distance_to_points(problem, records, found.y) > FAR).nonzero()[:, 0]
-    if not len(far):
-        return found
-    nobody = Found(z=found.z[:0], y=found.y[:0])
-    ground = ground_of(problem, torch.eye(problem.count, dtype=torch.float64), nobody, 1.0)
-    points = found.y.clone()
-    with task("confirming records", len(far)) as step:
-        for rows in far.split(at_once):
-            points[rows] = freed(problem, ground, records[rows], found.z[rows], STAY)
-            step(len(rows))
-    return Found(z=found.z, y=points)
 
 
 def stated(error: Tensor) -> Tensor:
     """k: squared errors that no certified estimate was seen to exceed. Those that came out small by
     chance are not much smaller than the others'."""
     return error.clamp(min=LEAST * float(error.median())) if len(error) else error
-
-
-def suspects(proof: Certificate) -> Tensor:
-    """k, bool: the doubtful records, and for each the two others farthest from their points.
-
-    A dual with some of another record's in it spoils that other record more than its own.
-    """
-    others = proof.distance.masked_fill(proof.doubtful, -1.0)
-    count = min(2 * int(proof.doubtful.sum()), int((~proof.doubtful).sum()))
-    chosen = proof.doubtful.clone()
-    chosen[others.topk(count).indices] = True
-    return chosen
-
-
-def nearest_left(problem: Problem, found: Found) -> Tensor:
-    """k, bool: of the records found an eighth, those that have most of the space that is left.
-
-    What is missing is like them, and comes more easily with them than alone.
-    """
-    basis = complement(found.z / problem.span.scale, problem.count)
-    order = (normalize(found.y, dim=1) @ basis).norm(dim=1).argsort(descending=True)
-    chosen = torch.zeros(len(found), dtype=torch.bool)
-    chosen[order[: len(found) // 8]] = True
-    return chosen
 
 
 def search_on(
@@ -226,9 +171,8 @@ def search_on(
         while len(found) < n and now.barren < search.patience:
             if problem.roomy:
                 y, z, sure, pool = find_in_pool(
-                    problem, found, pool, search, generator,
-                    barren=now.barren, silent_below=now.silent_below,
-                )  # fmt: skip
+                    problem, found, pool, search, generator, barren=now.barren
+                )
             else:
                 y, z, sure = find_records(problem, found, now, search, generator)
             new = new_duals(found, z, sure)
@@ -253,16 +197,14 @@ def find_records(
     basis = complement(found.z / problem.span.scale, problem.count)
     ground = ground_of(problem, basis, found, now.cosine)
     y, z = find_rough(problem, ground, now, search, generator)
-    near, sure = take_duals(problem, y, z, now.silent_below)
+    near, sure = take_duals(problem, y, z)
     if problem.signals is None and float(sure.double().mean()) < PLENTY:
         y[~sure] = refined(problem, basis, y[~sure])
-        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure], now.silent_below)
+        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure])
         left = ~sure
         if bool(left.any()):
             own = duals_at(problem, found, y[left])
-            near[left], sure[left] = take_duals(
-                problem, y[left], own, now.silent_below, closely=True
-            )
+            near[left], sure[left] = take_duals(problem, y[left], own, closely=True)
     return y, near, sure
 
 
@@ -287,14 +229,14 @@ def find_rough(
 
 
 def take_duals(
-    problem: Problem, y: Tensor, z: Tensor, margin: float, *, closely: bool = False
+    problem: Problem, y: Tensor, z: Tensor, *, closely: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure.
 
     closely: in small steps that mostly end so near the exact zeros that refits may begin there;
     then entries that are small but no zeros bend none of them.
     """
-    silent = clearly_silent(problem.margin(y), -margin, problem.count)
+    silent = clearly_silent(problem.margin(y), problem.count)
     widths = [max(width, problem.zero) for width in SMALL_STEPS] if closely else GRADUAL
     near, where = null_vectors(problem.span.left, z, silent, widths=widths), problem.not_firing(y)
     if not closely:

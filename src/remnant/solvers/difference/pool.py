@@ -114,7 +114,6 @@ def find_in_pool(
     generator: torch.Generator,
     *,
     barren: int,
-    silent_below: float,
 ) -> tuple[Tensor, Tensor, Tensor, Pool]:
     """Points y (k x n) in the space that the found duals leave, duals z (k x n), whether sure, and
     the searches that go on. barren: rounds without a new record."""
@@ -136,12 +135,12 @@ def find_in_pool(
     y = upright(problem, ground.points(points.coordinates))
     z = normalize(points.dual.double() @ problem.span.left, dim=1)
     later, whole = pool.stage > 0, y.isfinite().all(1)
-    z, sure, again = take_duals(problem, found, y, z, silent_below, later)
+    z, sure, again = take_duals(problem, found, y, z, later)
     if barren and not bool(sure.any()):
         if barren >= len(LATE):
             y[whole] = refined(problem, basis, y[whole])
         z[whole] = duals_at(problem, found, y[whole])
-        z, sure, again = take_duals(problem, found, y, z, silent_below, later)
+        z, sure, again = take_duals(problem, found, y, z, later)
     y[sure] = freed(problem, ground, y[sure], z[sure], FREED)
     return y, z, sure, pool.after(parts, sure, again)
 
@@ -164,7 +163,6 @@ def take_duals(
     found: Found,
     y: Tensor,
     z: Tensor,
-    margin: float,
     later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure, and
@@ -190,20 +188,18 @@ def take_duals(
     like = ((near @ near.T).abs() > SAME_DUAL).tril(-1) & there & there[:, None]
     fresh, sure = there & ~known & ~like.any(1), torch.zeros(len(z), dtype=torch.bool)
     rough = near.clone()
-    near[fresh], sure[fresh] = sharpened(problem, y[fresh], rough[fresh], margin, QUICKLY)
+    near[fresh], sure[fresh] = sharpened(problem, y[fresh], rough[fresh], QUICKLY)
     if later is not None and int(sure.sum()) < FEW * len(z):
         left = fresh & later & ~sure
-        near[left], sure[left] = sharpened(problem, y[left], rough[left], margin, SLOWLY)
+        near[left], sure[left] = sharpened(problem, y[left], rough[left], SLOWLY)
     return near, sure, known | (like & sure).any(1)
 
 
-def sharpened(
-    problem: Problem, y: Tensor, z: Tensor, margin: float, way: Way
-) -> tuple[Tensor, Tensor]:
+def sharpened(problem: Problem, y: Tensor, z: Tensor, way: Way) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near rough ones z that vanish where points y (k x n) are silent; which are
     sure."""
     margins, near, share = problem.margin(y), z.clone(), torch.zeros(len(z))
-    silent = clearly_silent(margins, -margin, problem.count)
+    silent = clearly_silent(margins, problem.count)
 
     def step(rows: Tensor, widths: Sequence[float]) -> None:
         if bool(rows.any()):

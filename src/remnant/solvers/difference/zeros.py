@@ -16,9 +16,8 @@ from torch.nn.functional import normalize
 
 from remnant.solvers.algebra import eigenvectors, times
 from remnant.solvers.difference.duals import ROUGHLY, smallest_on, solve_across
-from remnant.solvers.difference.problem import LEAST_ZERO, Problem
+from remnant.solvers.difference.problem import Problem
 
-COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
 # Where there is room: rounds of refits at most, the share of zeros whose change asks for another,
 # and zeros that a dual must have, for each record, or as a share of the neurons if those are fewer.
 LONGEST, STEADY, AMPLE, SHARE = 4, 0.01, 1.45, 0.18
@@ -39,7 +38,6 @@ class Zeros:
 
     count: Tensor  # k
     second: Tensor  # k: mean square of that direction on the zeros, but for a few of them
-    direction: Tensor  # k x n
 
 
 def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
@@ -58,7 +56,6 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
         zero = zero & where
     count = zero.sum(1)
     second = torch.zeros(len(z), dtype=torch.float64)
-    direction = torch.zeros_like(z)
     enough = (count > n + SPARED).nonzero()[:, 0]
     if problem.roomy:
         rough = left.to(problem.coarse)
@@ -66,8 +63,8 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
             second[rows] = nearly_second(rough, zero[rows].float(), z[rows].float()).double()
         enough = enough[second[enough] < CLEAR * least_second(problem)]
     for i in enough.tolist():
-        second[i], direction[i] = second_of(left[zero[i]]) if n > 1 else (1.0, 0.0)
-    return Zeros(count=count, second=second, direction=direction)
+        second[i] = second_of(left[zero[i]]) if n > 1 else 1.0
+    return Zeros(count=count, second=second)
 
 
 def nearly_second(left: Tensor, zeros: Tensor, z: Tensor) -> Tensor:
@@ -90,13 +87,13 @@ def nearly_second(left: Tensor, zeros: Tensor, z: Tensor) -> Tensor:
     return torch.minimum(*second.chunk(2))
 
 
-def second_of(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What a second direction leaves of rows (m x n) at least, but for SPARED of them, and it."""
+def second_of(rows: Tensor) -> Tensor:
+    """What a second direction leaves of rows (m x n) at least, but for SPARED of them."""
     gram = rows.T @ rows
     direction = eigenvectors(gram, only=1)[1]
     spared = rows[(rows @ direction)[:, 0].abs().argsort()[len(rows) - SPARED :]]
-    value, direction = eigenvectors((gram - spared.T @ spared) / (len(rows) - SPARED), only=1)
-    return value[0], direction[:, 0]
+    value, _ = eigenvectors((gram - spared.T @ spared) / (len(rows) - SPARED), only=1)
+    return value[0]
 
 
 def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
@@ -123,33 +120,16 @@ def settle(
 ) -> tuple[Tensor, Tensor]:
     """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
     z, ample = sharpen(problem, z, refits)
-    zeros = zeros_of(problem, z, where)
-    sure = ample & fixed_by(problem, zeros)
-    z, changed = unmix(problem, z, zeros)
-    if bool(changed.any()):
-        z[changed], ample = sharpen(problem, z[changed])
-        own = None if where is None else where[changed]
-        sure[changed] = ample & determined(problem, z[changed], own)
-    return z, sure
+    return z, ample & determined(problem, z, where)
 
 
 def sharpen(problem: Problem, z: Tensor, refits: Sequence[float] = REFITS) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to fewer and surer zeros of their own, and which have ample ones.
-
-    `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
-    zero would bend the fit, so it ends with those that are within twice the usual rounding.
-    """
-    ample = torch.ones(len(z), dtype=torch.bool)
+    """Duals (k x n) fitted to fewer and surer zeros of their own, and which have ample ones."""
     if problem.roomy:
-        z, ample = refit_until_steady(problem, z)
-    else:
-        for below in refits:
-            z = refit_on_zeros(problem, z, max(below, problem.zero))
-    # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
-    if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
-        for share in COARSE:
-            z = refit_on_zeros(problem, z, share * problem.zero)
-    return z, ample
+        return refit_until_steady(problem, z)
+    for below in refits:
+        z = refit_on_zeros(problem, z, max(below, problem.zero))
+    return z, torch.ones(len(z), dtype=torch.bool)
 
 
 def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,25 +178,3 @@ def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = F
 def zeros_below(problem: Problem, z: Tensor, below: float) -> Tensor:
     """k x w, bool: where duals (k x n) vanish."""
     return (z @ problem.span.left.T).abs() < below
-
-
-def unmix(problem: Problem, z: Tensor, zeros: Zeros) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) whose zeros leave a second direction, without their part in it, and which (k).
-
-    In the plane of two similar records' duals, each of the two has more zeros than any mixture: it
-    is where many neurons agree on the share of the second direction to take out.
-    """
-    mixed = (zeros.count > problem.count) & (zeros.second < least_second(problem))
-    z, changed, left = z.clone(), torch.zeros_like(mixed), problem.span.left
-    for i in mixed.nonzero()[:, 0].tolist():
-        a, b = left @ z[i], left @ zeros.direction[i]
-        shares = (a / b)[b.abs() > 0.03].sort().values
-        if len(shares) <= SPARED:
-            continue
-        close = shares[SPARED:] - shares[:-SPARED]
-        if float(close.min()) < 2 * problem.zero:
-            at = int(close.argmin())
-            share = shares[at : at + SPARED + 1].median()
-            z[i] = normalize(z[i] - share * zeros.direction[i], dim=0)
-            changed[i] = True
-    return z, changed
