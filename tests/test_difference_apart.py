@@ -23,17 +23,14 @@ def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
     free, *noise = torch.randn(4, 40, generator=seeded(2)).split(1)
     rows = torch.cat([free, 5 * found[1:2] + 0.2 * noise[0], free + 0.3 * noise[1],
                       part + 0.05 * noise[2]])  # fmt: skip
-    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6, 0.6)
+    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6)
     unit = unit_rows(turned)
     assert torch.equal(turned[0], rows[0])
     assert float((unit @ torch.cat([part, found[1:]]).T).max()) < 0.6 + 1e-5
     assert float((unit @ unit.T).tril(-1).max()) < 0.6 + 1e-5
     lost = torch.cat([torch.zeros(1, 40), rows])  # turns no other
-    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6, 0.6)[1:], turned)
-    free = turned_away(rows, torch.cat([part, found[1:]]), 1.0, 0.6)  # of those found
-    assert torch.equal(free[1], rows[1])
-    assert float((unit_rows(free) @ unit_rows(free).T).tril(-1).max()) < 0.6 + 1e-5
-    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6, 0.6)  # where there is no other way
+    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6)[1:], turned)
+    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6)  # where there is no other way
     assert torch.equal(same, torch.ones(2, 1))
     angles = torch.linspace(0, 2 * math.pi, 20_001)  # in the plane of the row and what it is near
     other = torch.nn.functional.normalize(rows[1] - (rows[1] @ found[1]) * found[1], dim=0)
@@ -47,16 +44,17 @@ def test_a_row_is_turned_away_from_what_it_is_most_too_near_to():
     found = unit_rows(torch.tensor([[1.0, 0.0, 0.0]]))
     rows = unit_rows(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.1, 0.2]]))  # the second near to both
     assert float(rows[1] @ found[0]) > float(rows[1] @ rows[0])
-    turned = unit_rows(turned_away(rows, found, 1.0, 0.5))
+    turned = unit_rows(turned_away(rows, found, 0.8))
     assert torch.allclose(turned[0], rows[0])
-    assert float(turned[1] @ turned[0]) < 0.5 + 1e-5
+    assert float(turned[1] @ turned[0]) < 0.8 + 1e-5
+    assert float(turned[1] @ found[0]) < 0.8 + 1e-5
 
 
 def test_points_that_were_found_are_not_found_again():
     spaces, t, _ = planted(width=300, count=10)
     unit = torch.nn.functional.normalize
     true = unit(torch.cat([t, math.sqrt(LIGHT) * t]).T @ spaces.ends, dim=1)
-    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9, apart=0.9)
+    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
     for seen, there in ((spaces, True), (away, False)):
         points = find_points(seen, 8, generator=seeded(3), iterations=1000)
         at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)

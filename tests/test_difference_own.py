@@ -9,7 +9,14 @@ from torch.nn.functional import normalize
 from exact_case import seeded, small_problem, true_duals
 from remnant.solvers.difference import exact
 from remnant.solvers.difference.exact import recover, take_duals
-from remnant.solvers.difference.ground import Found, Search, duals_at, upright
+from remnant.solvers.difference.ground import (
+    Found,
+    Search,
+    across_duals,
+    duals_at,
+    taken_by,
+    upright,
+)
 from remnant.solvers.difference.zeros import FINE, refit_on_zeros, settle, zeros_below
 
 
@@ -38,6 +45,16 @@ def test_records_found_tell_the_others_duals_better(case):
         (duals_at(problem, known(z, y, count), rough[8:]) * z[8:]).sum(1).abs() for count in (0, 8)
     )
     assert float(helped.mean()) > float(alone.mean())
+
+
+def test_other_records_duals_have_nothing_of_what_was_found(case):
+    problem, z, y = case
+    across = across_duals(problem, known(z, y, 8))
+    assert float((across @ z[8:].T).abs().max()) < 1e-9
+    taken = taken_by(across)
+    assert float((z[8:] @ taken).norm(dim=1).max()) < 1e-9
+    assert float((z[:8] * (z[:8] @ taken)).sum(1).min()) > 0.05
+    assert not bool(taken_by(across_duals(problem, known(z, y, 0))).any())
 
 
 def test_a_dual_of_another_record_is_no_start_but_the_points_own_is(case):

@@ -258,11 +258,11 @@ def test_a_dual_is_sharpened_to_rounding_or_not_taken():
         z + 1e-3 * torch.randn(z.shape, generator=seeded(), dtype=torch.float64), dim=1
     )
     assert not bool(determined(problem, rough).any())  # near, but its zeros are not exact
-    error = 1 - (sharpen(problem, rough)[0] * z).sum(1).abs()
+    error = 1 - (sharpen(problem, rough) * z).sum(1).abs()
     assert float(error.max()) < 1e-9
     settled, sure = settle(problem, rough)
     assert bool(sure.all())
-    assert torch.equal(settled, sharpen(problem, rough)[0])
+    assert torch.equal(settled, sharpen(problem, rough))
 
 
 def test_every_witness_of_the_certificate_counts():

@@ -50,11 +50,6 @@ class Certificate:
     error: Tensor  # squared, to expect of the record (L2, in the model's scale)
     foreign: Tensor | None  # of its features to the next layer's change; none if that is the output
 
-    @property
-    def share(self) -> float:
-        """Of the records, those that passed; 1 of none."""
-        return float(self.passed.double().mean()) if len(self.passed) else 1.0
-
 
 def certify(
     problem: Problem, records: Tensor, z: Tensor, points: Tensor, error: Tensor | None = None

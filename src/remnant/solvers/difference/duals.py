@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import damped_cholesky, times
+from remnant.solvers.algebra import damped_cholesky
 
 # Widths of the log-sum penalty, from forgiving to sharp: neurons wrongly taken for silent (on in
 # mid-training only, or of the wrong sign near 0) drop out instead of bending the answer.
@@ -21,7 +21,7 @@ GRADUAL = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
 # Records above which no Gram matrix is made for each dual: it costs their number squared, a neuron.
 DENSE = 256
 # Of conjugate gradients: the residual over the sum of weights, and the iterations at most.
-SETTLED = {torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
+SETTLED = 1e-5
 CORRECTED = 1e-3  # of what is left after the first solution
 MOST = 200
 ROUGHLY = 30  # iterations of a step on the way
@@ -46,37 +46,33 @@ def null_vectors(
     weights: Tensor,
     *,
     widths: Sequence[float] = GRADUAL,
-    precision: torch.dtype = torch.float32,
-    most: int = ROUGHLY,
 ) -> Tensor:
     """Unit rows (k x n) near z that make left z vanish where `weights` (k x w) is large.
 
     Each width in turn is one inverse power step on the Gram matrix of the rows of `left`, weighted
-    by weights / (a^2 + width^2) with a = left z of the step before. precision: of its products;
-    most: iterations of each, of more than DENSE records.
+    by weights / (a^2 + width^2) with a = left z of the step before.
     """
     chunk = 128 if left.shape[1] > DENSE else 8  # rows of products, or Gram matrices at once
-    rough, found = left.to(precision), []  # sharpened later
+    rough, found = left.float(), []  # sharpened later
     for start, rows in zip(z.split(chunk), weights.split(chunk), strict=True):
         near = normalize(start, dim=1)
         for width in widths:
             a = near @ left.T
             weight = (rows / (a**2 + width**2)).float()
-            near = least_on(rough, weight, near, ridge=1e-7, most=most)
+            near = least_on(rough, weight, near, ridge=1e-7, most=ROUGHLY)
         found.append(near)
     return torch.cat(found)
 
 
-def smallest_on(left: Tensor, zeros: Tensor, near: Tensor, *, rough: bool = False) -> Tensor:
+def smallest_on(left: Tensor, zeros: Tensor, near: Tensor) -> Tensor:
     """Unit rows (k x n) that left makes smallest on the neurons `zeros` (k x w), near `near`.
 
     Of more than DENSE records only nearly so where it makes none small.
-    rough: in single precision.
     """
     if left.shape[1] > DENSE:
         single, weight = left.float(), zeros.float()
         near = least_on(single, weight, near, ridge=0.0)
-        return near if rough else corrected(left, single, weight, near)
+        return corrected(left, single, weight, near)
     found = []
     for own, start in zip(zeros, near, strict=True):
         rows = left[own]
@@ -121,7 +117,7 @@ def corrected(left: Tensor, single: Tensor, weight: Tensor, near: Tensor) -> Ten
 
 def _image(left: Tensor, weight: Tensor, near: Tensor, v: Tensor) -> Tensor:
     """Of rows v (k x n) under the weighted Gram matrices, their part across `near`."""
-    product = times(times(v, left.T) * weight, left)
+    product = ((v @ left.T) * weight) @ left
     return product - (product * near).sum(1, keepdim=True) * near
 
 
@@ -132,7 +128,7 @@ def solve_across(
     goal: Tensor,
     most: int,
     *,
-    settled: float | None = None,
+    settled: float = SETTLED,
 ) -> Tensor:
     """Rows p (k x n) across unit rows `near` that the weighted Gram matrices take to `goal`, by
     conjugate gradients, without these matrices: two products with `left` an iteration.
@@ -140,7 +136,6 @@ def solve_across(
     With near + p in place of x, the null direction is out of the problem. What is left of the
     silent rows is a random part of orthonormal columns, well conditioned.
     """
-    settled = SETTLED[left.dtype] if settled is None else settled
     close = (settled * weight.sum(1)).square()
     found, rows = torch.zeros_like(near), torch.arange(len(near))  # those under way
     p, rest = torch.zeros_like(near), goal

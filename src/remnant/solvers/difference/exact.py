@@ -31,14 +31,13 @@ from remnant.solvers.difference.ground import (
     refined,
     upright,
 )
-from remnant.solvers.difference.pool import SAME_DUAL, Pool, empty_pool, find_in_pool
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.rerun import Fit
 from remnant.solvers.difference.signals import find_signals
 from remnant.solvers.difference.zeros import FINE, settle
 from remnant.solvers.spans import Span
 
-PLENTY = 0.5  # share of sure duals above which the other points are not refined
+SAME_DUAL = 0.995  # cosine; two similar records of one class reach 0.96
 NEAR = 0.25  # gap of a point worth a try
 FARTHER = 0.4  # and of one that is kept away from others, maybe from where it would go
 LARGER = 96.0  # what two estimates of a record differ by falls short of their squared error by that
@@ -52,7 +51,6 @@ FEW = 0.5
 SMALL_STEPS = tuple(
     width for width in (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001) for _ in range(3)
 )
-ENOUGH = 0.95  # share of many records certified: a search anew for the others takes too long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +120,7 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
             best = answer
         found, proof = answer.found, answer.proof
         whole = len(found) == problem.count
-        enough = ENOUGH if problem.roomy and answer.error is None else 1.0
-        if (whole and proof.share >= enough) or not bool(proof.doubtful.any()):
+        if (whole and bool(proof.passed.all())) or not bool(proof.doubtful.any()):
             break
         kept = ~proof.doubtful
         known = Found(z=found.z[kept], y=found.y[kept])
@@ -161,27 +158,22 @@ def search_on(
     problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
 ) -> Found:
     """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
-    n, now, pool = problem.count, Round(), empty_pool(problem)
+    n, now = problem.count, Round()
     kept = checkpoint("exact", problem, found, series, search, generator=generator)
     if kept.state is not None:
-        parts, series[:], way, under_way = kept.state
-        found, now, pool = Found(**parts), Round(**way), Pool(**under_way)
+        parts, series[:], way = kept.state
+        found, now = Found(**parts), Round(**way)
     with task("searching for records", n) as step:
         step(len(found))
         while len(found) < n and now.barren < search.patience:
-            if problem.roomy:
-                y, z, sure, pool = find_in_pool(
-                    problem, found, pool, search, generator, barren=now.barren
-                )
-            else:
-                y, z, sure = find_records(problem, found, now, search, generator)
+            y, z, sure = find_records(problem, found, now, search, generator)
             new = new_duals(found, z, sure)
             now = now.after(int(new.sum()), min(search.starts, n - len(found)))
             found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, y[new]]))
             step(int(new.sum()), note=f"{len(found)} of {n}")
             series.append(float(len(found)))
             if kept.due():
-                kept.save([found, series, now, pool])
+                kept.save([found, series, now])
     return found
 
 
@@ -190,7 +182,7 @@ def find_records(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points y (k x n) in the space that the found duals leave, duals z (k x n), and whether sure.
 
-    Where few points' duals are, the others are refined, and tell better which neurons are silent. A
+    Where no point's dual is, points are refined, and tell better which neurons are silent. A
     search may have come to one record with its point and to another like it with its dual; so if
     that does not do, duals begin from what the points alone say.
     """
@@ -198,9 +190,9 @@ def find_records(
     ground = ground_of(problem, basis, found, now.cosine)
     y, z = find_rough(problem, ground, now, search, generator)
     near, sure = take_duals(problem, y, z)
-    if problem.signals is None and float(sure.double().mean()) < PLENTY:
-        y[~sure] = refined(problem, basis, y[~sure])
-        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure])
+    if problem.signals is None and not bool(sure.any()):
+        y = refined(problem, basis, y)
+        near, sure = take_duals(problem, y, z)
         left = ~sure
         if bool(left.any()):
             own = duals_at(problem, found, y[left])

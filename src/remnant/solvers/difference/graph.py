@@ -49,28 +49,22 @@ class Spaces:
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
     duals: Tensor  # w x n, orthonormal columns
     found: Tensor  # f x r: coordinates of points to keep away from, in units of their whole length
-    cosine: float | Tensor = 1.0  # that points, or each (k x 1), may have with each other
-    apart: float | Tensor = 1.0  # and with those found
-    taken: Tensor | None = None  # n x n: of coordinates in `duals`, the part of records found
-    hold: float = 0.0  # how much of it duals are kept from
+    cosine: float = 1.0  # that a point may have at most with those found, and with other points
 
     @property
     def crowded(self) -> bool:
         """Whether points are kept apart."""
-        return any(bool((torch.as_tensor(c) < 1).any()) for c in (self.cosine, self.apart))
+        return self.cosine < 1
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
-        nearest where that is too close to others, or has of the duals of records found."""
+        nearest where that is too close to others."""
         t, u, s, a = parts
         coordinates = times(torch.cat([t, math.sqrt(LIGHT) * u], dim=1), self.ends)
         if self.crowded:
-            coordinates = turned_away(coordinates, self.found, self.apart, self.cosine)
+            coordinates = turned_away(coordinates, self.found, self.cosine)
         ends = self.at(coordinates)
-        inside = times(a, self.duals)
-        if self.taken is not None and self.hold:
-            inside = inside - self.hold * (inside @ self.taken)
-        near_a = times(inside, self.duals.T)
+        near_a = times(times(a, self.duals), self.duals.T)
         return torch.stack([*ends, times(s, self.soft.T), near_a]), coordinates
 
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,37 +74,26 @@ class Spaces:
         return both[:, :width], both[:, width:] / math.sqrt(LIGHT)
 
 
-def turned_away(
-    rows: Tensor, found: Tensor, apart: float | Tensor, cosine: float | Tensor
-) -> Tensor:
-    """Rows (k x r) nearby with at most the cosine `apart` with those found (f x r), and `cosine`
-    with the rows before them; one for all, or one each (k x 1).
+def turned_away(rows: Tensor, found: Tensor, cosine: float) -> Tensor:
+    """Rows (k x r) nearby with at most that cosine with those found (f x r) and the rows before.
 
     Nearly so: TURNS times the nearest with that cosine to the one that a row is most too near to,
     if there is one.
     """
-    limits = torch.cat(
-        [
-            torch.as_tensor(limit).expand(len(rows), len(others))
-            for limit, others in ((apart, found), (cosine, rows))
-        ],
-        dim=1,
-    ).to(rows)
     for _ in range(TURNS if len(rows) else 0):
         unit = normalize(rows, dim=1).nan_to_num()  # a row that is lost turns no other
         near = torch.cat([unit @ found.T, (unit @ unit.T).tril(-1)], dim=1)
-        over, which = (near - limits).max(1, keepdim=True)
-        if not bool((over > 0).any()):
+        worst, which = near.max(1, keepdim=True)
+        if not bool((worst > cosine).any()):
             break
-        worst, limit = near.gather(1, which), limits.gather(1, which)
         other = torch.cat([found, unit])[which[:, 0]]
         length = other.norm(dim=1, keepdim=True).clamp(min=1e-30)
         along = other / length
         across = unit - worst / length * along
-        most = (limit / length).clamp(max=1.0)
+        most = (cosine / length).clamp(max=1.0)
         edge = normalize(most * along + torch.sqrt(1 - most.square()) * normalize(across, dim=1))
         turned = (rows * edge).sum(1, keepdim=True) * edge
-        rows = torch.where(over > 0, turned, rows)
+        rows = torch.where(worst > cosine, turned, rows)
     return rows
 
 
@@ -146,23 +129,9 @@ def relaxed_step(spaces: Spaces, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return line - graph, line, coordinates
 
 
-def carried_on(spaces: Spaces, parts: Tensor, iterations: int) -> tuple[Tensor, Points]:
-    """t, u, s, a (4 x k x w) after more of RRR, and the points there, in the same order."""
-    for _ in range(iterations):
-        step, line, coordinates = relaxed_step(spaces, parts)
-        parts = parts + step
-    return parts, Points(coordinates=coordinates, dual=line[3], gap=gap_of(step))
-
-
 def gap_of(step: Tensor) -> Tensor:
     """k: of a step (4 x k x w) that RRR takes."""
     return torch.sqrt(step.square().sum((0, 2)) / (3 * step.shape[2]))
-
-
-def parts_at(spaces: Spaces, coordinates: Tensor, duals: Tensor) -> Tensor:
-    """t, u, s, a (4 x k x w) of points (k x r) with duals (k x w)."""
-    t, u = spaces.at(coordinates)
-    return rescaled(torch.stack([t, u, t.clamp(min=0), duals]))
 
 
 def random_parts(spaces: Spaces, starts: int, generator: torch.Generator) -> Tensor:

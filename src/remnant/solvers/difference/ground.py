@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from remnant.solvers.algebra import damped_cholesky, eigenvectors
 from remnant.solvers.difference import signals
 from remnant.solvers.difference.duals import most_silent
-from remnant.solvers.difference.graph import Spaces, carried_on, parts_at, refine_points
+from remnant.solvers.difference.graph import Spaces, refine_points
 from remnant.solvers.difference.problem import Problem
 
 HOLD = 30.0  # how much less a dual may have of what records found have than of anything else
@@ -24,9 +24,8 @@ LEAST_ROOM = 4  # dimensions of the span below which points are not kept apart
 class Search:
     """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
 
-    starts: int = 32  # points searched for at a time; more, where searches go on in the next round
-    # Of RRR, tripled while nothing new is found; half, where points are kept apart, a third, where
-    # searches go on in the next round.
+    starts: int = 32  # points searched for at a time
+    # Of RRR, tripled while nothing new is found; half, where points are kept apart.
     iterations: int = 300
     patience: int = 12  # rounds without a new record before giving up
     repairs: int = 5  # searches anew for records that contradict their duals
@@ -64,10 +63,6 @@ class Ground:
         inside: Tensor = torch.linalg.solve_triangular(self.triangle, columns, upper=True)
         return inside.T @ self.basis.T
 
-    def coordinates(self, y: Tensor) -> Tensor:
-        """k x r, in the spaces, of points y (k x n)."""
-        return (y @ self.basis @ self.triangle.T).float()
-
 
 def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> Ground:
     """In the span of `basis` (n x r), and that far from the points found, if there is room."""
@@ -87,13 +82,11 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
 
     length = (found.y * (found.y @ problem.gram)).sum(1, keepdim=True).sqrt()
     spaces = Spaces(
-        ends=(problem.ends.float() @ divided(basis).float()).to(problem.coarse),
-        soft=problem.soft.to(problem.coarse),
-        duals=left.to(problem.coarse),
+        ends=(problem.ends.float() @ divided(basis).float()).to(problem.search_dtype),
+        soft=problem.soft.to(problem.search_dtype),
+        duals=left.to(problem.search_dtype),
         found=divided(found.y / length @ across).float(),
         cosine=cosine,
-        apart=cosine,
-        taken=taken_by(across_duals(problem, found)).float(),
     )
     return Ground(basis=basis, triangle=triangle, spaces=spaces)
 
@@ -122,15 +115,6 @@ def duals_at(problem: Problem, found: Found, y: Tensor) -> Tensor:
         rows = left[silent]
         duals.append(eigenvectors(rows.T @ rows / len(rows) + taken, only=0)[1][:, 0])
     return torch.stack(duals)
-
-
-def freed(problem: Problem, ground: Ground, y: Tensor, z: Tensor, iterations: int) -> Tensor:
-    """Points (k x n) that the search comes to from y with duals z, no longer kept from others."""
-    assert isinstance(ground.spaces, Spaces)
-    spaces = replace(ground.spaces, cosine=1.0, apart=1.0)
-    start = parts_at(spaces, ground.coordinates(y), (z @ problem.span.left.T).float())
-    near = carried_on(spaces, start, iterations)[1]
-    return upright(problem, ground.points(near.coordinates))
 
 
 def refined(problem: Problem, basis: Tensor, y: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from remnant.solvers.difference.duals import DENSE
 from remnant.solvers.difference.graph import LIGHT
 from remnant.solvers.spans import Span
 
-ROOM = 6  # neurons for each record
+ROOM = 6  # neurons for each record above which a search bears coarse products
 FAINT = 1e-5  # of the strongest direction of the next layer's change; below, drift hides features
 LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
 
@@ -38,18 +38,12 @@ class Problem:
         return self.start.shape[1]
 
     @property
-    def roomy(self) -> bool:
-        """Whether there are many records, and so many neurons that far more of them are silent than
-        a dual needs; not before an output layer, which has no features."""
-        room = len(self.start) > ROOM * self.count
-        return self.signals is None and self.count > DENSE and room
-
-    @property
-    def coarse(self) -> torch.dtype:
-        """What a search multiplies in. Where there is room it bears rounding to 8 bits, and takes a
-        third of the time on processors that have products of such numbers."""
+    def search_dtype(self) -> torch.dtype:
+        """What the search multiplies in. Many records in a wide network bear rounding to 8 bits,
+        which takes a third of the time on processors that have such products."""
         quick = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-        return torch.bfloat16 if self.roomy and quick() else torch.float32
+        wide = self.count > DENSE and len(self.start) > ROOM * self.count
+        return torch.bfloat16 if wide and quick() else torch.float32
 
     @cached_property
     def ends(self) -> Tensor:

@@ -12,15 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import eigenvectors, times
-from remnant.solvers.difference.duals import ROUGHLY, smallest_on, solve_across
+from remnant.solvers.algebra import eigenvectors
+from remnant.solvers.difference.duals import smallest_on
 from remnant.solvers.difference.problem import Problem
 
-# Where there is room: rounds of refits at most, the share of zeros whose change asks for another,
-# and zeros that a dual must have, for each record, or as a share of the neurons if those are fewer.
-LONGEST, STEADY, AMPLE, SHARE = 4, 0.01, 1.45, 0.18
 REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
 FINE = (5e-4, 1e-4, 1e-4)  # for duals that are within that of their zeros
 # The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
@@ -28,8 +24,6 @@ FINE = (5e-4, 1e-4, 1e-4)  # for duals that are within that of their zeros
 SECOND = 1e-4
 SPARE = 8  # zeros beyond those of chance
 SPARED = 4  # zeros that must not decide
-CLEAR = 100  # times `least_second`: above that, a rough look tells
-AT_ONCE = 64  # rough looks, from two directions each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,34 +51,9 @@ def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
     count = zero.sum(1)
     second = torch.zeros(len(z), dtype=torch.float64)
     enough = (count > n + SPARED).nonzero()[:, 0]
-    if problem.roomy:
-        rough = left.to(problem.coarse)
-        for rows in enough.split(AT_ONCE):
-            second[rows] = nearly_second(rough, zero[rows].float(), z[rows].float()).double()
-        enough = enough[second[enough] < CLEAR * least_second(problem)]
     for i in enough.tolist():
         second[i] = second_of(left[zero[i]]) if n > 1 else 1.0
     return Zeros(count=count, second=second)
-
-
-def nearly_second(left: Tensor, zeros: Tensor, z: Tensor) -> Tensor:
-    """k: what `second_of` says, within a few times, by inverse power steps from random directions.
-
-    zeros: k x w of 0 and 1. The farther it is below the others, the nearer these come; the less of
-    two is taken, since one of them may begin almost across it.
-    """
-    starts = torch.randn(2, 1, z.shape[1], generator=torch.Generator().manual_seed(0))
-    direction = starts.expand(2, *z.shape).flatten(0, 1)
-    near, zeros = z.repeat(2, 1), zeros.repeat(2, 1)
-    for spared in (0, 0, 0, SPARED):
-        if spared:
-            most = (times(direction, left.T).abs() * zeros).topk(spared, dim=1)
-            zeros = zeros.scatter(1, most.indices, 0.0)
-        across = normalize(direction - (direction * near).sum(1, keepdim=True) * near, dim=1)
-        goal = across * zeros.sum(1, keepdim=True)
-        direction = normalize(solve_across(left, zeros, near, goal, ROUGHLY), dim=1)
-    second = (times(direction, left.T).square() * zeros).sum(1) / zeros.sum(1)
-    return torch.minimum(*second.chunk(2))
 
 
 def second_of(rows: Tensor) -> Tensor:
@@ -119,57 +88,26 @@ def settle(
     refits: Sequence[float] = REFITS,
 ) -> tuple[Tensor, Tensor]:
     """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
-    z, ample = sharpen(problem, z, refits)
-    return z, ample & determined(problem, z, where)
+    z = sharpen(problem, z, refits)
+    return z, determined(problem, z, where)
 
 
-def sharpen(problem: Problem, z: Tensor, refits: Sequence[float] = REFITS) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to fewer and surer zeros of their own, and which have ample ones."""
-    if problem.roomy:
-        return refit_until_steady(problem, z)
+def sharpen(problem: Problem, z: Tensor, refits: Sequence[float] = REFITS) -> Tensor:
+    """Duals (k x n) fitted to fewer and surer zeros of their own."""
     for below in refits:
         z = refit_on_zeros(problem, z, max(below, problem.zero))
-    return z, torch.ones(len(z), dtype=torch.bool)
+    return z
 
 
-def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) whose exact zeros hardly change any more, and which have ample ones (k, bool).
-
-    One that vanishes on few more neurons than there are records is not exact: of 980 found at 1000
-    CIFAR-10 records 25 were off by 2e-3 to 5e-2 after two refits. After these (all of
-    them fine, as the last one still is), 18 of them were off by 1e-4 at most and had 1.9 zeros a
-    record, one by 6e-4; the other six had 1.4 at most.
-    """
-    z, least = z.clone(), max(REFITS[-1], problem.zero)
-    moving = torch.arange(len(z))
-    for _ in range(LONGEST):
-        near = z[moving]
-        for below in REFITS[1:-1]:  # duals went finer before
-            near = refit_on_zeros(problem, near, max(below, problem.zero), rough=True)
-        before = zeros_below(problem, near, least)
-        near = refit_on_zeros(problem, near, least, rough=True)
-        after = zeros_below(problem, near, least)
-        z[moving] = near
-        moving = moving[(before != after).sum(1) > STEADY * after.sum(1)]
-        if not len(moving):
-            break
-    z = refit_on_zeros(problem, z, least)
-    enough = min(AMPLE * problem.count, SHARE * len(problem.start))
-    return z, zeros_below(problem, z, least).sum(1) > enough
-
-
-def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = False) -> Tensor:
-    """The null vector of each dual's zeros, where they are more than a generic vector has.
-
-    rough: in single precision, of more than DENSE records.
-    """
+def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
+    """The null vector of each dual's zeros, where they are more than a generic vector has."""
     left, fitted = problem.span.left, z.clone()
     zeros = zeros_below(problem, z, below)
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
     if not bool(enough.any()):
         return fitted
     near = z[enough]
-    fresh = smallest_on(left, zeros[enough], near, rough=rough)
+    fresh = smallest_on(left, zeros[enough], near)
     same = (fresh * near).sum(1).abs() > 0.999
     fitted[enough] = torch.where(same[:, None], fresh, near)
     return fitted
