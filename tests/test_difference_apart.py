@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from exact_case import planted, seeded, small_problem
-from remnant.solvers.difference import exact
-from remnant.solvers.difference.exact import Round, recover
-from remnant.solvers.difference.graph import LIGHT, find_points, turned_away
-from remnant.solvers.difference.ground import LEAST_ROOM, Search
+from remnant.solvers.difference import search as rounds
+from remnant.solvers.difference.exact import recover
+from remnant.solvers.difference.graph import find_points, turned_away
+from remnant.solvers.difference.search import Round, Search
+from remnant.solvers.difference.tolerances import TOLERANCES
 
 
 def unit_rows(rows):
@@ -53,7 +54,7 @@ def test_a_row_is_turned_away_from_what_it_is_most_too_near_to():
 def test_points_that_were_found_are_not_found_again():
     spaces, t, _ = planted(width=300, count=10)
     unit = torch.nn.functional.normalize
-    true = unit(torch.cat([t, math.sqrt(LIGHT) * t]).T @ spaces.ends, dim=1)
+    true = unit(torch.cat([t, math.sqrt(TOLERANCES.end_weight) * t]).T @ spaces.ends, dim=1)
     away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
     for seen, there in ((spaces, True), (away, False)):
         points = find_points(seen, 8, generator=seeded(3), iterations=1000)
@@ -64,20 +65,21 @@ def test_points_that_were_found_are_not_found_again():
 
 def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
     problem, _ = small_problem()
-    spaces, plain = [], exact.find_points
+    spaces, plain = [], rounds.find_points
 
     def watched(mine, *rest, **more):
         spaces.append((mine.cosine, len(mine.found), more["iterations"]))
         return plain(mine, *rest, **more)
 
-    monkeypatch.setattr(exact, "find_points", watched)
-    monkeypatch.setattr(exact, "FEW", 1.1)  # every round brings too little
+    monkeypatch.setattr(rounds, "find_points", watched)
+    after = Round.after  # every round brings too little
+    monkeypatch.setattr(Round, "after", lambda now, new, likely: after(now, new, 3 * new + 1))
     search = Search(starts=8)
     recovery = recover(problem, search, generator=seeded())
     assert bool(recovery.passed.all())
-    room = [problem.count - known >= LEAST_ROOM for _, known, _ in spaces]
+    room = [problem.count - known >= 4 for _, known, _ in spaces]
     assert sum(room[:4]) >= 3
-    due = [cosine if free else 1.0 for cosine, free in zip(exact.APART, room, strict=False)]
+    due = [cosine if free else 1.0 for cosine, free in zip(TOLERANCES.cosines, room, strict=False)]
     assert [cosine for cosine, *_ in spaces][:4] == due
     for (cosine, known, iterations), before in zip(spaces[:4], recovery.found, strict=False):
         assert known == before
@@ -89,4 +91,4 @@ def test_a_round_that_brings_enough_is_followed_by_its_like():
     assert now.after(16, 32) == Round(barren=0, turn=1)
     assert now.after(15, 32) == Round(barren=0, turn=2)
     assert now.after(0, 32) == Round(barren=4, turn=2)
-    assert Round(turn=len(exact.APART) - 1).after(0, 1).cosine == 1
+    assert Round(turn=len(TOLERANCES.cosines) - 1).after(0, 1).cosine == 1

@@ -3,7 +3,7 @@
 import torch
 
 from exact_case import seeded, small_problem, true_duals
-from remnant.solvers.difference import exact
+from remnant.solvers.difference.search import fit_duals
 from remnant.solvers.difference.zeros import determined
 
 
@@ -12,7 +12,7 @@ def test_a_rough_dual_gets_exact_where_its_point_is_silent():
     z, y = true_duals(problem, records), records @ problem.span.right.T
     noise = torch.randn(z.shape, generator=seeded(), dtype=torch.float64)
     rough = torch.nn.functional.normalize(z + 0.05 * noise, dim=1)
-    near, sure = exact.take_duals(problem, y, rough)
+    near, sure = fit_duals(problem, y, rough)
     assert int(sure.sum()) > 0.8 * len(z)
     assert float((near * z).sum(1).abs()[sure].min()) > 1 - 1e-9
 

@@ -22,7 +22,7 @@ from remnant.evidence import weight_difference
 from remnant.solvers.descent.paper import SHARPENED, descend
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.difference.certificate import SURE, spread_of
-from remnant.solvers.difference.ground import Search
+from remnant.solvers.difference.search import Search
 from remnant.solvers.lifted import recover_linearised
 from remnant.types import Candidates, Evidence, Status, Target
 

@@ -16,8 +16,8 @@ from remnant.progress import task
 from remnant.solvers.blends import BLENDS, hides_more, told_apart
 from remnant.solvers.difference.decay import without_decay
 from remnant.solvers.difference.exact import Recovery, recover
-from remnant.solvers.difference.ground import Search
 from remnant.solvers.difference.problem import pose, pose_output
+from remnant.solvers.difference.search import Search
 from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair

@@ -1,13 +1,13 @@
 """The exact zeros of duals: what they determine, and how a dual is fitted to its own.
 
-A dual is an exactly sparse vector of a known n-dimensional space. It is *determined* if it has
-more exact zeros than a generic vector (n - 1) and they leave no second direction: a mixture of two
-records' duals vanishes only where both do, and there each of the two does on its own.
+A dual is an exactly sparse vector of a known n-dimensional space. It is *determined* by its zeros
+if they are more than a generic vector has (n - 1) and no second direction of the space is small on
+them too: a mixture of two records' duals vanishes only where both do, and there each of the two
+does on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,91 +16,66 @@ from torch import Tensor
 from remnant.solvers.algebra import eigenvectors
 from remnant.solvers.difference.duals import smallest_on
 from remnant.solvers.difference.problem import Problem
-
-REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
-FINE = (5e-4, 1e-4, 1e-4)  # for duals that are within that of their zeros
-# The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
-# 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
-SECOND = 1e-4
-SPARE = 8  # zeros beyond those of chance
-SPARED = 4  # zeros that must not decide
+from remnant.solvers.difference.tolerances import TOLERANCES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Zeros:
-    """Exact zeros of k duals, and the direction that they exclude least."""
+    """Of k duals: how many exact zeros each has, and the least mean square (k) that a second
+    direction leaves on them, but for the `spared` zeros where it leaves most."""
 
-    count: Tensor  # k
-    second: Tensor  # k: mean square of that direction on the zeros, but for a few of them
+    count: Tensor
+    second: Tensor
 
 
 def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
-    """z: k x n. Where the zeros are no more than chance gives, nothing is excluded.
+    """Of duals z (k x n). `second` is 0 where the zeros are no more than chance gives.
 
     where (k x w, bool): neurons that count. Two records of one class may teach a neuron that both
-    fire in the same proportion, and the difference of their duals vanishes there; so only those
+    fire in the same proportion, and the difference of their duals vanishes there; so only neurons
     that a record does not fire are evidence for its dual.
-
-    A mixture of two similar records' duals has the zeros that both have, and can be made to vanish
-    on any one neuron more, or on a few by chance: SPARED of the zeros must not decide.
     """
-    left, n = problem.span.left, problem.count
     zero = zeros_below(problem, z, problem.zero)
     if where is not None:
         zero = zero & where
     count = zero.sum(1)
     second = torch.zeros(len(z), dtype=torch.float64)
-    enough = (count > n + SPARED).nonzero()[:, 0]
-    for i in enough.tolist():
-        second[i] = second_of(left[zero[i]]) if n > 1 else 1.0
+    for i in (count > problem.count + TOLERANCES.spared).nonzero()[:, 0].tolist():
+        second[i] = second_direction(problem.span.left[zero[i]]) if problem.count > 1 else 1.0
     return Zeros(count=count, second=second)
 
 
-def second_of(rows: Tensor) -> Tensor:
-    """What a second direction leaves of rows (m x n) at least, but for SPARED of them."""
-    gram = rows.T @ rows
+def second_direction(rows: Tensor) -> Tensor:
+    """The second least mean square that a unit vector leaves on rows (m x n), the `spared` rows
+    left out where it leaves most: a mixture can be made to vanish on a few neurons more."""
+    gram, spared = rows.T @ rows, TOLERANCES.spared
     direction = eigenvectors(gram, only=1)[1]
-    spared = rows[(rows @ direction)[:, 0].abs().argsort()[len(rows) - SPARED :]]
-    value, _ = eigenvectors((gram - spared.T @ spared) / (len(rows) - SPARED), only=1)
-    return value[0]
+    most = rows[(rows @ direction)[:, 0].abs().argsort()[len(rows) - spared :]]
+    return eigenvectors((gram - most.T @ most) / (len(rows) - spared), only=1)[0][0]
 
 
 def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
-    """k, bool: the dual's zeros are more than chance gives and determine it up to scale."""
-    return fixed_by(problem, zeros_of(problem, z, where))
+    """k, bool: the zeros of duals z (k x n), on neurons `where`, determine them up to scale."""
+    return determined_by(problem, zeros_of(problem, z, where))
 
 
-def fixed_by(problem: Problem, zeros: Zeros) -> Tensor:
+def determined_by(problem: Problem, zeros: Zeros) -> Tensor:
     # Any vector can have n - 1 zeros, and as many again as entries happen to fall below `zero`.
-    spare = SPARED + SPARE + problem.zero * len(problem.start)
-    enough = zeros.count > problem.count + spare
-    return enough & (zeros.second > least_second(problem))
+    spare = 3 * TOLERANCES.spared + problem.zero * len(problem.start)
+    least = max(TOLERANCES.second, 30 * problem.zero**2)
+    return (zeros.count > problem.count + spare) & (zeros.second > least)
 
 
-def least_second(problem: Problem) -> float:
-    return max(SECOND, 30 * problem.zero**2)
-
-
-def settle(
-    problem: Problem,
-    z: Tensor,
-    where: Tensor | None = None,
-    refits: Sequence[float] = REFITS,
-) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
-    z = sharpen(problem, z, refits)
-    return z, determined(problem, z, where)
-
-
-def sharpen(problem: Problem, z: Tensor, refits: Sequence[float] = REFITS) -> Tensor:
-    """Duals (k x n) fitted to fewer and surer zeros of their own."""
-    for below in refits:
+def fit_to_zeros(problem: Problem, z: Tensor) -> Tensor:
+    """Duals (k x n) refitted to fewer and surer zeros of their own, from one refit to the next."""
+    for below in TOLERANCES.refits:
         z = refit_on_zeros(problem, z, max(below, problem.zero))
     return z
 
 
 def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
-    """The null vector of each dual's zeros, where they are more than a generic vector has."""
+    """The null vector of each dual's entries `below`, where they are more than a generic vector has
+    and that is nearly the dual itself; else the dual."""
     left, fitted = problem.span.left, z.clone()
     zeros = zeros_below(problem, z, below)
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
