@@ -1,10 +1,12 @@
 """Duals from rough points: made exact, and refused where their zeros do not determine them."""
 
+import dataclasses
+
 import torch
 
 from exact_case import seeded, small_problem, true_duals
 from remnant.solvers.difference.search import fit_duals
-from remnant.solvers.difference.zeros import determined
+from remnant.solvers.difference.zeros import determined, fit_to_zeros, refit_on_zeros
 
 
 def test_a_rough_dual_gets_exact_where_its_point_is_silent():
@@ -34,3 +36,16 @@ def test_zeros_determine_a_records_dual_and_no_mixture_of_two():
     assert not bool(determined(problem, blends).any())
     # Two records of one class may teach neurons that both fire in proportion; those do not count.
     assert not bool(determined(problem, mixtures(problem, z), problem.not_firing(y[:-1])).any())
+
+
+def test_a_fit_to_coarse_weights_leaves_out_what_is_small_but_no_zero():
+    problem, records = small_problem()
+    z, left = true_duals(problem, records)[:1], problem.span.left.clone()
+    true = left @ z[0]
+    small = (true.abs() > 0.1).nonzero()[:40, 0]  # as of neurons that fired in a few steps alone
+    left[small] += (0.015 - true[small])[:, None] * z[0]
+    span = dataclasses.replace(problem.span, left=left)
+    coarse = dataclasses.replace(problem, span=span, zero=0.03)
+    bent = refit_on_zeros(coarse, z, coarse.zero)
+    off_bent, off = (1 - float((one * z).sum().abs()) for one in (bent, fit_to_zeros(coarse, z)))
+    assert off < 1e-6 < 1e-5 < off_bent

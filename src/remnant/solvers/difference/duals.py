@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.solvers.algebra import damped_cholesky
-from remnant.solvers.difference.tolerances import TOLERANCES
 
 # Records above which products replace a Gram matrix for each dual, whose cost is their square.
 DENSE = 256
@@ -31,9 +30,7 @@ def silent_neurons(margin: Tensor, count: int) -> Tensor:
     return (margin <= least.clamp(min=0)).double()
 
 
-def null_vectors(
-    left: Tensor, z: Tensor, silent: Tensor, *, widths: Sequence[float] = TOLERANCES.widths
-) -> Tensor:
+def null_vectors(left: Tensor, z: Tensor, silent: Tensor, widths: Sequence[float]) -> Tensor:
     """Duals near z that are small on nearly all `silent` neurons (k x w of 0 and 1).
 
     Iteratively reweighted least squares of the penalty log(a^2 + width^2), a = left z, one step for

@@ -35,11 +35,15 @@ class Tolerances:
     """Points whose two projections are farther apart are no records. Larger tries more of them."""
     same_dual: float = 0.995
     """Duals with a larger cosine are one record's. Similar records of one class reach 0.96."""
-    widths: tuple[float, ...] = (0.05, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01, 0.005, 0.005)
-    """Of the penalty that makes duals sparse, one step each. Wide ones forgive neurons wrongly
+    widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005)
+    """Of the penalty that makes duals sparse, two steps each. Wide ones forgive neurons wrongly
     taken for silent, narrow ones leave out small entries that are no zeros."""
+    narrow_widths: tuple[float, ...] = (0.002, 0.001)
+    """After those, where a dual begins from its point alone: three steps of each then, which take
+    twice as long and mostly end so near that the last refits do."""
     refits: tuple[float, ...] = (5e-3, 2e-3, 5e-4, 1e-4)
-    """Entries below are zeros in one refit of a dual after the other."""
+    """Entries below are zeros in one refit of a dual after the other. Coarse ones bear a rough
+    dual, fine ones leave out small entries that are no zeros."""
 
     # The certificate
     second: float = 1e-4

@@ -8,6 +8,7 @@ does on its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,10 +67,16 @@ def determined_by(problem: Problem, zeros: Zeros) -> Tensor:
     return (zeros.count > problem.count + spare) & (zeros.second > least)
 
 
-def fit_to_zeros(problem: Problem, z: Tensor) -> Tensor:
-    """Duals (k x n) refitted to fewer and surer zeros of their own, from one refit to the next."""
-    for below in TOLERANCES.refits:
-        z = refit_on_zeros(problem, z, max(below, problem.zero))
+def fit_to_zeros(
+    problem: Problem, z: Tensor, refits: Sequence[float] = TOLERANCES.refits
+) -> Tensor:
+    """Duals (k x n) refitted to fewer and surer zeros of their own, from one refit to the next.
+
+    `problem.zero` leaves room for ten times the usual rounding; entries that are small but not zero
+    would bend a fit, so it takes those within twice that rounding.
+    """
+    for below in refits:
+        z = refit_on_zeros(problem, z, max(below, problem.zero / 5))
     return z
 
 
