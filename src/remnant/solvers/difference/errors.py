@@ -19,8 +19,8 @@ from remnant.solvers.difference.zeros import Zeros, zeros_below
 
 
 def squared_errors(problem: Problem, records: Tensor, z: Tensor, zeros: Zeros) -> Tensor:
-    """n: squared L2 errors to expect of records (n x (d+1), the last entry 1) by their duals z
-    (n x n), whose zeros are counted in `zeros`."""
+    """n: squared L2 errors to expect of records (n x (d+1), the last entry 1) that follow from
+    duals z (n x n) with these zeros; infinite if some duals are missing."""
     span, width = problem.span, len(problem.start)
     if len(z) != problem.count:
         return torch.full((len(z),), torch.inf, dtype=torch.float64)

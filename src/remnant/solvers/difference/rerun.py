@@ -96,7 +96,7 @@ def run_again(
 
 
 def travelled(momentum: float, steps: int) -> float:
-    """The way of a weight whose gradient is 1 throughout, over the step size."""
+    """How far a weight moves whose gradient is 1 in every step, over the step size."""
     return math.fsum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
 
 
