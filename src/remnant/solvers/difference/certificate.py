@@ -27,11 +27,8 @@ SURE = TOLERANCES.sure
 class Certificate:
     """One figure a record (k each)."""
 
-    zeros: Tensor  # share of all neurons where its dual vanishes
-    second: Tensor  # how far these zeros are from leaving a second direction
-    zero_but_firing: Tensor  # share of the zeros that the record fires
+    zero_but_firing: Tensor  # share of its dual's zeros that the record fires
     silent_but_active: Tensor  # share of its silent neurons that the dual moves
-    distance: Tensor  # squared, of record and point, in spreads of records
     doubtful: Tensor  # k, bool: record, dual and point contradict each other
     passed: Tensor  # k, bool: certified
     exact: bool  # all duals were found, and each is determined
@@ -61,9 +58,10 @@ def certify(
     agrees = (zero_but_firing <= (TOLERANCES.firing * zeros).clamp(min=2)) & (
         silent_but_active <= (TOLERANCES.active * silents).clamp(min=2)
     )
-    distance, foreign = distance_to_points(problem, y, points), foreign_features(problem, y)
-    # Points of a single hidden layer are too rough to be a witness.
-    near = (distance < TOLERANCES.far) | torch.tensor(problem.signals is not None)
+    foreign = foreign_features(problem, y)
+    near = distance_to_points(problem, y, points) < TOLERANCES.far
+    if problem.signals is not None:  # points of a single hidden layer are too rough a witness
+        near[:] = True
     doubtful = ~(sure & agrees & near)
     passed = ~doubtful if foreign is None else ~doubtful & ~odd_features(foreign)
     exact = error is None
@@ -78,11 +76,8 @@ def certify(
         close = zero_but_firing <= (TOLERANCES.firing / 2 * zeros).clamp(min=2)
         passed = passed & close
     return Certificate(
-        zeros=zeros / len(problem.start),
-        second=exact_zeros.second,
         zero_but_firing=zero_but_firing / zeros.clamp(min=1),
         silent_but_active=silent_but_active / silents.clamp(min=1),
-        distance=distance,
         doubtful=doubtful,
         passed=passed & (error < TOLERANCES.sure * spread_of(y)),
         exact=exact and bool(sure.all()),
