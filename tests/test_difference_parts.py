@@ -86,7 +86,7 @@ def test_signals_of_planted_records_are_found():
 
 def test_a_small_error_is_not_stated_below_what_is_usual():
     errors = torch.tensor([1e-6, 1.0, 2.0, 99.0, 0.5], dtype=torch.float64)
-    assert stated(errors).tolist() == [96.0, 96.0, 96.0, 99.0, 96.0]
+    assert stated(errors).tolist() == [64.0, 64.0, 64.0, 99.0, 64.0]
     assert len(stated(errors[:0])) == 0
 
 

@@ -123,7 +123,7 @@ def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
         for exponent in (0.75, 0.5, 1.0)
     )
     moved = (high - low).square().sum(1)
-    return middle, TOLERANCES.safety * moved.clamp(min=float(moved.median()))
+    return middle, 1.5 * TOLERANCES.safety * moved.clamp(min=float(moved.median()))
 
 
 def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:

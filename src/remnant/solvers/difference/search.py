@@ -192,7 +192,7 @@ def fit_duals(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent, fitted to their own
     zeros; and whether those determine each (k)."""
     silent = silent_neurons(problem.margin(y), problem.count)
-    widths = [width for width in TOLERANCES.widths for _ in range(2)]
+    widths = [width for width in TOLERANCES.widths[:-2] for _ in range(2)]
     z = fit_to_zeros(problem, null_vectors(problem.span.left, z, silent, widths))
     return z, determined(problem, z, problem.not_firing(y))
 
@@ -201,8 +201,7 @@ def fit_duals_closely(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, T
     """The same in smaller steps, for duals that points alone told. Most end so near their zeros
     that fine refits do, and no small entry that is no zero bends them; the others take all."""
     silent = silent_neurons(problem.margin(y), problem.count)
-    all_widths = (*TOLERANCES.widths, *TOLERANCES.narrow_widths)
-    widths = [max(width, problem.zero) for width in all_widths for _ in range(3)]
+    widths = [max(width, problem.zero) for width in TOLERANCES.widths for _ in range(3)]
     near, where = null_vectors(problem.span.left, z, silent, widths), problem.not_firing(y)
     z = fit_to_zeros(problem, near, TOLERANCES.refits[2:])
     left = ~determined(problem, z, where)

@@ -320,6 +320,6 @@ def judge(problem: SmoothProblem, y: Tensor, exponent: float) -> Points:
     inverse = torch.cholesky_inverse(damped_cholesky(gram, 1e-14))
     scatter = inverse.diagonal(dim1=1, dim2=2).sum(1) * here / freedom
     short = (inverse @ gradient[:, :, None]).square().sum((1, 2))  # where a descent was cut short
-    error = TOLERANCES.safety * (scatter + short)
+    error = 2 * TOLERANCES.safety * (scatter + short)
     outside = torch.nan_to_num(rest / bent.clamp(min=1e-300), nan=math.inf)
     return Points(y=y, outside=outside, error=torch.nan_to_num(error, nan=math.inf))

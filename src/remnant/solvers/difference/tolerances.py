@@ -35,12 +35,10 @@ class Tolerances:
     """Points whose two projections are farther apart are no records. Larger tries more of them."""
     same_dual: float = 0.995
     """Duals with a larger cosine are one record's. Similar records of one class reach 0.96."""
-    widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005)
-    """Of the penalty that makes duals sparse, two steps each. Wide ones forgive neurons wrongly
-    taken for silent, narrow ones leave out small entries that are no zeros."""
-    narrow_widths: tuple[float, ...] = (0.002, 0.001)
-    """After those, where a dual begins from its point alone: three steps of each then, which take
-    twice as long and mostly end so near that the last refits do."""
+    widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+    """Of the penalty that makes duals sparse. Wide ones forgive neurons wrongly taken for silent,
+    narrow ones leave out small entries that are no zeros. The last two are taken only where a dual
+    begins from its point alone."""
     refits: tuple[float, ...] = (5e-3, 2e-3, 5e-4, 1e-4)
     """Entries below are zeros in one refit of a dual after the other. Coarse ones bear a rough
     dual, fine ones leave out small entries that are no zeros."""
@@ -68,9 +66,10 @@ class Tolerances:
     its own, so that few may pass by chance."""
     sure: float = 1e-2
     """The largest squared error to expect of a certified record."""
-    safety: float = 96.0
-    """What a linear estimate of a squared error is multiplied by before it is stated. Larger is
-    exceeded by fewer records and certifies fewer."""
+    safety: float = 64.0
+    """What a linear estimate of a squared error is multiplied by before it is stated; half as much
+    again, or twice, for estimates whose error is told less well. Larger is exceeded by fewer
+    records and certifies fewer."""
 
 
 TOLERANCES = Tolerances()
