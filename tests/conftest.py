@@ -4,9 +4,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from remnant.solvers.difference import duals, zeros
-from remnant.solvers.difference import problem as problem_of_difference
-
 # A landing must not hang on a lucky draw: the same examples each time, unless asked to explore.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("explore")
@@ -32,12 +29,3 @@ def plain_torch():
     yield
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)
-
-
-@pytest.fixture
-def roomy(monkeypatch):
-    """Let a small problem of the exact solver count as one of many records."""
-    for module in (problem_of_difference, duals):
-        monkeypatch.setattr(module, "DENSE", 0)
-    monkeypatch.setattr(problem_of_difference, "ROOM", 0)
-    monkeypatch.setattr(zeros, "AMPLE", 0.0)

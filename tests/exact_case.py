@@ -5,8 +5,9 @@ import math
 import torch
 
 from remnant.evidence import weight_difference
-from remnant.solvers.difference.graph import LIGHT, Spaces
+from remnant.solvers.difference.graph import Spaces
 from remnant.solvers.difference.problem import pose
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import decompose, span_of
 from targets import faces_target
@@ -45,7 +46,8 @@ def planted(width=120, count=4):
     t = first @ torch.randn(count, count, generator=seeded(2))
     features = torch.linalg.qr(t.clamp(min=0))[0]
     duals = torch.randn(width, count, generator=seeded(4)) * (t > 0)
-    ends = torch.cat([first, math.sqrt(LIGHT) * first]) / math.sqrt(1 + LIGHT)
+    light = TOLERANCES.end_weight
+    ends = torch.cat([first, math.sqrt(light) * first]) / math.sqrt(1 + light)
     space = torch.linalg.qr(duals)[0]
     none = torch.zeros(0, count)
     return Spaces(ends=ends, soft=features @ features.T, duals=space, found=none), t, duals

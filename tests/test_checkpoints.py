@@ -219,10 +219,6 @@ def test_what_was_cut_short_ends_with_the_same_bytes(tmp_path, name):
     assert any(loaded)
 
 
-def test_searches_that_go_on_from_round_to_round_do_so_after_a_cut(tmp_path, roomy):
-    test_what_was_cut_short_ends_with_the_same_bytes(tmp_path, "ntk exact")
-
-
 def test_nobody_keeps_anything_by_default():
     kept = checkpoint("x", torch.ones(3))
     assert kept.state is None

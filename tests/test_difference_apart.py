@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from exact_case import planted, seeded, small_problem, true_duals
-from remnant.solvers.difference import exact
-from remnant.solvers.difference.certificate import FAR, distance_to_points
-from remnant.solvers.difference.exact import Round, confirm, recover
-from remnant.solvers.difference.graph import LIGHT, find_points, turned_away
-from remnant.solvers.difference.ground import LEAST_ROOM, Found, Search, upright
+from exact_case import planted, seeded, small_problem
+from remnant.solvers.difference import search as rounds
+from remnant.solvers.difference.exact import recover
+from remnant.solvers.difference.graph import find_points, turned_away
+from remnant.solvers.difference.search import Round, Search
+from remnant.solvers.difference.tolerances import TOLERANCES
 
 
 def unit_rows(rows):
@@ -24,17 +24,14 @@ def test_rows_are_turned_away_from_what_was_found_and_from_each_other():
     free, *noise = torch.randn(4, 40, generator=seeded(2)).split(1)
     rows = torch.cat([free, 5 * found[1:2] + 0.2 * noise[0], free + 0.3 * noise[1],
                       part + 0.05 * noise[2]])  # fmt: skip
-    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6, 0.6)
+    turned = turned_away(rows, torch.cat([part, found[1:]]), 0.6)
     unit = unit_rows(turned)
     assert torch.equal(turned[0], rows[0])
     assert float((unit @ torch.cat([part, found[1:]]).T).max()) < 0.6 + 1e-5
     assert float((unit @ unit.T).tril(-1).max()) < 0.6 + 1e-5
     lost = torch.cat([torch.zeros(1, 40), rows])  # turns no other
-    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6, 0.6)[1:], turned)
-    free = turned_away(rows, torch.cat([part, found[1:]]), 1.0, 0.6)  # of those found
-    assert torch.equal(free[1], rows[1])
-    assert float((unit_rows(free) @ unit_rows(free).T).tril(-1).max()) < 0.6 + 1e-5
-    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6, 0.6)  # where there is no other way
+    assert torch.allclose(turned_away(lost, torch.cat([part, found[1:]]), 0.6)[1:], turned)
+    same = turned_away(torch.ones(2, 1), torch.zeros(0, 1), 0.6)  # where there is no other way
     assert torch.equal(same, torch.ones(2, 1))
     angles = torch.linspace(0, 2 * math.pi, 20_001)  # in the plane of the row and what it is near
     other = torch.nn.functional.normalize(rows[1] - (rows[1] @ found[1]) * found[1], dim=0)
@@ -48,16 +45,17 @@ def test_a_row_is_turned_away_from_what_it_is_most_too_near_to():
     found = unit_rows(torch.tensor([[1.0, 0.0, 0.0]]))
     rows = unit_rows(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.1, 0.2]]))  # the second near to both
     assert float(rows[1] @ found[0]) > float(rows[1] @ rows[0])
-    turned = unit_rows(turned_away(rows, found, 1.0, 0.5))
+    turned = unit_rows(turned_away(rows, found, 0.8))
     assert torch.allclose(turned[0], rows[0])
-    assert float(turned[1] @ turned[0]) < 0.5 + 1e-5
+    assert float(turned[1] @ turned[0]) < 0.8 + 1e-5
+    assert float(turned[1] @ found[0]) < 0.8 + 1e-5
 
 
 def test_points_that_were_found_are_not_found_again():
     spaces, t, _ = planted(width=300, count=10)
     unit = torch.nn.functional.normalize
-    true = unit(torch.cat([t, math.sqrt(LIGHT) * t]).T @ spaces.ends, dim=1)
-    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9, apart=0.9)
+    true = unit(torch.cat([t, math.sqrt(TOLERANCES.end_weight) * t]).T @ spaces.ends, dim=1)
+    away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
     for seen, there in ((spaces, True), (away, False)):
         points = find_points(seen, 8, generator=seeded(3), iterations=1000)
         at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)
@@ -67,20 +65,21 @@ def test_points_that_were_found_are_not_found_again():
 
 def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
     problem, _ = small_problem()
-    spaces, plain = [], exact.find_points
+    spaces, plain = [], rounds.find_points
 
     def watched(mine, *rest, **more):
         spaces.append((mine.cosine, len(mine.found), more["iterations"]))
         return plain(mine, *rest, **more)
 
-    monkeypatch.setattr(exact, "find_points", watched)
-    monkeypatch.setattr(exact, "FEW", 1.1)  # every round brings too little
+    monkeypatch.setattr(rounds, "find_points", watched)
+    after = Round.after  # every round brings too little
+    monkeypatch.setattr(Round, "after", lambda now, new, likely: after(now, new, 3 * new + 1))
     search = Search(starts=8)
     recovery = recover(problem, search, generator=seeded())
     assert bool(recovery.passed.all())
-    room = [problem.count - known >= LEAST_ROOM for _, known, _ in spaces]
+    room = [problem.count - known >= 4 for _, known, _ in spaces]
     assert sum(room[:4]) >= 3
-    due = [cosine if free else 1.0 for cosine, free in zip(exact.APART, room, strict=False)]
+    due = [cosine if free else 1.0 for cosine, free in zip(TOLERANCES.cosines, room, strict=False)]
     assert [cosine for cosine, *_ in spaces][:4] == due
     for (cosine, known, iterations), before in zip(spaces[:4], recovery.found, strict=False):
         assert known == before
@@ -92,19 +91,4 @@ def test_a_round_that_brings_enough_is_followed_by_its_like():
     assert now.after(16, 32) == Round(barren=0, turn=1)
     assert now.after(15, 32) == Round(barren=0, turn=2)
     assert now.after(0, 32) == Round(barren=4, turn=2)
-    assert Round(turn=len(exact.APART) - 1).after(0, 1).cosine == 1
-
-
-def test_a_search_that_goes_on_from_a_record_stays_and_from_a_blend_does_not():
-    problem, records = small_problem()
-    y, z = records @ problem.span.right.T, true_duals(problem, records)
-    astray = Found(z=z, y=upright(problem, y.roll(1, 0)))  # every point is another record's
-    assert float(distance_to_points(problem, y, astray.y).min()) > FAR
-    found = confirm(problem, astray, y, 8)
-    assert torch.equal(found.z, z)
-    assert float((distance_to_points(problem, y, found.y) < FAR).double().mean()) > 0.9
-    blends = 0.5 * (y + y.roll(2, 0))
-    spoilt = confirm(problem, astray, blends, 8)
-    assert float((distance_to_points(problem, blends, spoilt.y) > FAR).double().mean()) > 0.9
-    near = Found(z=z, y=upright(problem, y))
-    assert confirm(problem, near, y, 8) is near
+    assert Round(turn=len(TOLERANCES.cosines) - 1).after(0, 1).cosine == 1

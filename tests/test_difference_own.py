@@ -4,19 +4,29 @@ import dataclasses
 
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 from exact_case import seeded, small_problem, true_duals
 from remnant.solvers.difference import exact
-from remnant.solvers.difference.exact import nearest_left, recover, take_duals
-from remnant.solvers.difference.ground import Found, Search, duals_at, upright
-from remnant.solvers.difference.zeros import FINE, refit_on_zeros, settle, zeros_below
+from remnant.solvers.difference.exact import recover
+from remnant.solvers.difference.search import (
+    Found,
+    Search,
+    dual_normals,
+    duals_at,
+    fit_duals,
+    oriented_points,
+    soft_projector_on,
+)
 
 
 @pytest.fixture(scope="module")
 def case():
     problem, records = small_problem()
-    return problem, true_duals(problem, records), upright(problem, records @ problem.span.right.T)
+    return (
+        problem,
+        true_duals(problem, records),
+        oriented_points(problem, records @ problem.span.right.T),
+    )
 
 
 def known(z, y, count):
@@ -33,37 +43,32 @@ def test_points_alone_tell_their_duals_nearly(case):
 
 def test_records_found_tell_the_others_duals_better(case):
     problem, z, y = case
-    rough = upright(problem, y + 0.2 * y.std() * torch.randn(y.shape, generator=seeded()).double())
+    rough = oriented_points(
+        problem, y + 0.2 * y.std() * torch.randn(y.shape, generator=seeded()).double()
+    )
     alone, helped = (
         (duals_at(problem, known(z, y, count), rough[8:]) * z[8:]).sum(1).abs() for count in (0, 8)
     )
     assert float(helped.mean()) > float(alone.mean())
 
 
+def test_other_records_duals_have_nothing_of_what_was_found(case):
+    problem, z, y = case
+    across = dual_normals(problem, known(z, y, 8))
+    assert float((across @ z[8:].T).abs().max()) < 1e-9
+    taken = soft_projector_on(across)
+    assert float((z[8:] @ taken).norm(dim=1).max()) < 1e-9
+    assert float((z[:8] * (z[:8] @ taken)).sum(1).min()) > 0.05
+    assert not bool(soft_projector_on(dual_normals(problem, known(z, y, 0))).any())
+
+
 def test_a_dual_of_another_record_is_no_start_but_the_points_own_is(case):
     problem, z, y = case
     other, found = z.roll(1, 0), known(z, y, 0)
-    _, sure = take_duals(problem, y, other, 0.0)
-    own, found_them = take_duals(problem, y, duals_at(problem, found, y), 0.0, closely=True)
+    _, sure = fit_duals(problem, y, other)
+    own, found_them = fit_duals(problem, y, duals_at(problem, found, y))
     assert int(found_them.sum()) > int(sure.sum())
     assert float((own * z).sum(1).abs()[found_them].min()) > 1 - 1e-7
-
-
-def test_refits_of_duals_that_are_near_leave_out_what_is_small_but_no_zero(case):
-    problem, z, _ = case
-    # Neurons that a dual hardly moves, as those have that fire in a few steps of many alone.
-    left = problem.span.left.clone()
-    true = left @ z[0]
-    hardly = (true.abs() > 0.1).nonzero()[:40, 0]
-    left[hardly] += (3e-3 - true[hardly])[:, None] * z[0] / z[0].square().sum()
-    bent = dataclasses.replace(problem, span=dataclasses.replace(problem.span, left=left))
-    near = normalize(z[:1] + 1e-5 * torch.randn(z[:1].shape, generator=seeded()).double(), dim=1)
-    assert int(zeros_below(bent, near, 5e-3).sum()) >= int(zeros_below(bent, near, 5e-4).sum()) + 40
-    coarse = refit_on_zeros(bent, near, 5e-3)
-    fine, sure = settle(bent, near, None, FINE)
-    off, off_fine = (1 - float((one * z[:1]).sum().abs()) for one in (coarse, fine))
-    assert off_fine < 1e-10 < off
-    assert bool(sure[0])
 
 
 @pytest.mark.parametrize("later", [0, 5])
@@ -90,27 +95,3 @@ def test_a_search_anew_that_ends_worse_is_forgotten(monkeypatch, case, later):
     recovery = recover(problem, Search(repairs=1), generator=seeded())
     assert recovery.exact
     assert int(recovery.passed.sum()) == len(z) - 1
-
-
-def test_what_is_like_the_missing_is_given_back(case):
-    problem, z, y = case
-    alike = upright(problem, (y[11] + 0.1 * y[3])[None])  # as the last one, which is not found
-    found = Found(z=z[:11], y=torch.cat([y[:3], alike, y[4:11]]))
-    assert nearest_left(problem, found).nonzero().flatten().tolist() == [3]
-    assert not bool(nearest_left(problem, known(z, y, 7)).any())
-
-
-def test_a_search_that_misses_some_goes_on_without_those_like_them(monkeypatch, case):
-    problem, z, y = case
-    given = []
-
-    def all_but_one_at_first(problem, found, series, search, generator):
-        given.append(len(found))
-        return known(z, y, len(z) if len(given) > 1 else len(z) - 1)
-
-    monkeypatch.setattr(exact, "search_on", all_but_one_at_first)
-    recovery = recover(problem, Search(), generator=seeded())
-    assert given[0] == 0
-    assert 0 < given[1] < len(z) - 1
-    assert recovery.exact
-    assert bool(recovery.passed.all())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remnant.solvers.difference.decay import fit_decay, without_decay
-from remnant.solvers.difference.exact import stated, suspects
+from remnant.solvers.difference.exact import stated
 from remnant.solvers.difference.signals import find_signals, nearest_signals
 from remnant.solvers.difference.smooth import (
     Points,
@@ -84,14 +84,6 @@ def test_signals_of_planted_records_are_found():
     assert int((points.gap < 1e-2).sum()) > 0
 
 
-def test_suspects_are_the_doubtful_and_the_farthest_others():
-    class Proof:
-        doubtful = torch.tensor([False, True, False, False, False])
-        distance = torch.tensor([0.0, 9.0, 0.5, 0.1, 0.4])
-
-    assert suspects(Proof).tolist() == [False, True, True, False, True]
-
-
 def test_a_small_error_is_not_stated_below_what_is_usual():
     errors = torch.tensor([1e-6, 1.0, 2.0, 99.0, 0.5], dtype=torch.float64)
     assert stated(errors).tolist() == [64.0, 64.0, 64.0, 99.0, 64.0]
@@ -127,7 +119,7 @@ def test_planted_smooth_records_are_found_and_judged():
     error = torch.cdist(found.y @ problem.span.right, records).square().min(0).values
     assert float(error.max()) < 1e-8
     assert float(found.outside.max()) < 1e-3
-    wrong = judge(problem, (records @ problem.span.right.T).mean(0, keepdim=True))
+    wrong = judge(problem, (records @ problem.span.right.T).mean(0, keepdim=True), 2.0)
     assert float(wrong.outside) > 0.05
 
 

@@ -6,7 +6,8 @@ import torch
 from exact_case import small_problem
 from remnant.attacks import NTK
 from remnant.evidence import weight_difference
-from remnant.solvers.difference.problem import FAINT, soft_projector
+from remnant.solvers.difference.problem import soft_projector
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.layers import first_pair
 from targets import faces_target
 
@@ -17,7 +18,7 @@ def both():
     target, *_ = faces_target()
     change = weight_difference(target).vector[first_pair(target.model).next.weight]
     _, sizes, right = torch.linalg.svd(change)
-    return small_problem()[0], (sizes / sizes[0]).clamp(min=FAINT), right
+    return small_problem()[0], (sizes / sizes[0]).clamp(min=TOLERANCES.faint), right
 
 
 def test_the_soft_projector_weighs_each_direction_by_its_size(both):
@@ -31,8 +32,8 @@ def test_what_is_foreign_is_found_by_directions_too(both):
     problem, sizes, right = both
     fired = torch.randn(5, len(sizes), generator=torch.Generator().manual_seed(0)).double().relu()
     parts = (fired @ right.T).square() / fired.square().sum(1, keepdim=True)
-    slow = (parts * (sizes[-1] ** 2 / (sizes**2 + FAINT**2))).sum(1)
-    # Directions below FAINT, which are raised to it here, are at most twice as foreign there.
+    slow = (parts * (sizes[-1] ** 2 / (sizes**2 + TOLERANCES.faint**2))).sum(1)
+    # Directions that are raised to `faint` here are at most twice as foreign there.
     quotient = problem.foreign(fired) / slow
     assert float(quotient.min()) > 0.99
     assert float(quotient.max()) < 2.01
@@ -51,7 +52,7 @@ def test_directions_are_those_of_the_change(both):
 @pytest.mark.parametrize("rank", [20, 37, 96])
 def test_a_next_layer_of_few_neurons_leaves_room_for_features(both, rank):
     problem, _, right = both
-    sizes = torch.full((len(right),), FAINT, dtype=torch.float64)
+    sizes = torch.full((len(right),), TOLERANCES.faint, dtype=torch.float64)
     sizes[:rank] = torch.logspace(0, -4, rank).double()
     weak = torch.where(torch.arange(len(right)) < rank, sizes, 0.0)
     soft = soft_projector((right.T * weak**2) @ right, sizes, problem.count).double()

@@ -9,12 +9,12 @@ from torch.nn.functional import normalize
 from remnant.attacks.ntk_exact import count_between
 from remnant.evidence import weight_difference
 from remnant.solvers.difference.certificate import (
-    FOREIGN,
     certify,
     foreign_features,
     odd_features,
 )
 from remnant.solvers.difference.problem import pose
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.layers import Dense, Pair, first_pair
 from remnant.solvers.spans import decompose, span_of
 from remnant.types import Evidence
@@ -78,7 +78,7 @@ def test_a_flagged_record_is_not_certified():
     mixed[3] = 0.8 * y[3] + 0.2 * y[5]
     proof = certify(problem, mixed @ problem.span.right, z, mixed)
     assert proof.passed.logical_not().nonzero()[:, 0].tolist() == [3]
-    assert float(proof.foreign[3]) > FOREIGN
+    assert float(proof.foreign[3]) > TOLERANCES.foreign
 
 
 def test_where_all_are_wrong_all_are_flagged():

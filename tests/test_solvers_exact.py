@@ -11,17 +11,16 @@ from remnant.evidence import stored_precision, weight_difference
 from remnant.solvers.algebra import apart, complement, damped_cholesky, distinct
 from remnant.solvers.difference import duals
 from remnant.solvers.difference.certificate import certify
-from remnant.solvers.difference.duals import least_on, null_vectors, smallest_on
+from remnant.solvers.difference.duals import inverse_power_step, null_vectors, smallest_on
 from remnant.solvers.difference.exact import finish, recover, solve_records
 from remnant.solvers.difference.graph import (
-    LIGHT,
-    WEIGHT,
     find_points,
     project_on_graph,
     refine_points,
 )
-from remnant.solvers.difference.ground import Found, Search
-from remnant.solvers.difference.zeros import determined, settle, sharpen
+from remnant.solvers.difference.search import Found, Search
+from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.difference.zeros import determined, fit_to_zeros
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import count_records, rounding_level
 from remnant.types import Knowledge, Target
@@ -34,13 +33,14 @@ def test_the_graph_projection_is_the_nearest_point():
     t, u, s, a = near
     assert torch.equal(s, t.clamp(min=0))
     assert not bool(((t < 0) & (u < 0) & (a != 0)).any())
-    weights = torch.tensor([1.0, LIGHT, WEIGHT**2, LIGHT]).double()[:, None]
+    strong, light = TOLERANCES.feature_weight, TOLERANCES.end_weight
+    weights = torch.tensor([1.0, light, strong**2, light]).double()[:, None]
     grid = torch.linspace(-6, 6, 24_001, dtype=torch.float64)[:, None]
-    first = (grid - parts[0]) ** 2 + (WEIGHT * (grid.clamp(min=0) - parts[2])) ** 2
+    first = (grid - parts[0]) ** 2 + (strong * (grid.clamp(min=0) - parts[2])) ** 2
     fires, silent = (first + torch.where(c, 0.0, math.inf) for c in (grid > -1e-9, grid < 1e-9))
     later, never = parts[1].clamp(max=0) ** 2, parts[1].clamp(min=0) ** 2 + parts[3] ** 2
     best = torch.minimum(
-        fires.min(0).values, silent.min(0).values + LIGHT * torch.min(later, never)
+        fires.min(0).values, silent.min(0).values + light * torch.min(later, never)
     )
     ours = (weights * (near - parts)[:, 0] ** 2).sum(0)
     assert float((ours - best[0]).abs().max()) < 1e-6
@@ -99,9 +99,9 @@ def test_many_records_need_no_gram_matrix_of_each_dual(monkeypatch):
     planted = left + 0.01 * torch.randn(left.shape, generator=seeded(2), dtype=torch.float64)
     for own, null in zip(zeros, hidden, strict=True):
         planted[own] -= (left[own] @ null)[:, None] * null
-    dense = least_on(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
+    dense = inverse_power_step(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
     monkeypatch.setattr(duals, "DENSE", 0)
-    free = least_on(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
+    free = inverse_power_step(left, weight, near, ridge=0.0), smallest_on(planted, zeros, near)
     for one, other in zip(dense, free, strict=True):
         assert float((one * other).sum(1).abs().min()) == pytest.approx(1, abs=1e-9)
     found = recover(small_problem()[0], Search(), generator=seeded())
@@ -258,21 +258,9 @@ def test_a_dual_is_sharpened_to_rounding_or_not_taken():
         z + 1e-3 * torch.randn(z.shape, generator=seeded(), dtype=torch.float64), dim=1
     )
     assert not bool(determined(problem, rough).any())  # near, but its zeros are not exact
-    error = 1 - (sharpen(problem, rough)[0] * z).sum(1).abs()
+    error = 1 - (fit_to_zeros(problem, rough) * z).sum(1).abs()
     assert float(error.max()) < 1e-9
-    settled, sure = settle(problem, rough)
-    assert bool(sure.all())
-    assert torch.equal(settled, sharpen(problem, rough)[0])
-
-
-def test_mixtures_of_two_duals_are_unmixed():
-    problem, records = small_problem()
-    z = true_duals(problem, records)
-    mixed = torch.nn.functional.normalize(z + 0.3 * z.roll(1, 0), dim=1)
-    assert not bool(determined(problem, mixed).any())
-    pure, sure = settle(problem, mixed)
-    assert int(sure.sum()) > len(z) / 2
-    assert float((pure[sure] @ z.T).abs().max(1).values.min()) > 1 - 1e-9
+    assert bool(determined(problem, fit_to_zeros(problem, rough)).all())
 
 
 def test_every_witness_of_the_certificate_counts():

@@ -25,7 +25,7 @@ from remnant.models import load_weights
 from remnant.solvers.descent.paper import SHARPENED, descend
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.difference.certificate import SURE, spread_of
-from remnant.solvers.difference.ground import Search
+from remnant.solvers.difference.search import Search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
 from remnant.training import GradientDescent, train

@@ -16,8 +16,8 @@ from remnant.progress import task
 from remnant.solvers.blends import BLENDS, hides_more, told_apart
 from remnant.solvers.difference.decay import without_decay
 from remnant.solvers.difference.exact import Recovery, recover
-from remnant.solvers.difference.ground import Search
 from remnant.solvers.difference.problem import pose, pose_output
+from remnant.solvers.difference.search import Search
 from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
@@ -37,17 +37,12 @@ from remnant.types import Candidates, Evidence, Status, Target
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
 
 UNMOVED = "initial and final weights are the same: no training lies between them"
-# Share of the live inputs: a gap beyond may be that of inputs that hardly vary, so the count is
-# believed only if as many records are certified. Most such are not worth a search of many rounds.
-FULL, FEW = 0.75, 2
-# Rounding (bfloat16's) in which a gap of 5 to 7 was seen one record off, and a gap that is not.
-COARSE, COARSE_GAP = 1e-3, 15.0
 
 
 def recover_exactly(
     target: Target, evidence: Evidence, search: Search, generator: torch.Generator
 ) -> Candidates:
-    """Count, solve, certify; or in the status and reason why that cannot be done."""
+    """Candidates with certificates; or none, and in status and reason why that cannot be done."""
     pair = applicable(target)
     if isinstance(pair, str):
         return nothing(target, Status.NOT_APPLICABLE, pair)
@@ -63,7 +58,9 @@ def recover_exactly(
         return nothing(target, Status.INCONCLUSIVE, no_gap(spectrum), **seen(spectrum, None))
     width = len(evidence.vector[pair.first.weight])
     live = int(pair.first.affine(evidence.vector).any(0).sum())
-    full = spectrum.clear and count > FULL * live
+    # A gap so far down may be that of inputs that hardly vary, so the count is believed only if as
+    # many records are certified.
+    full = spectrum.clear and count > 0.75 * live
     if 2 * count > width and not full:
         reason = f"{count} records at width {width}: past width / 2 they are not determined"
         return nothing(target, Status.INCONCLUSIVE, reason, **seen(spectrum, count))
@@ -87,7 +84,7 @@ def recover_exactly(
     if not full:
         return recovered(search)
     if 2 * count <= width:
-        found = recovered(replace(search, patience=min(search.patience, FEW)))
+        found = recovered(replace(search, patience=min(search.patience, 2)))
         if found.status == Status.COMPLETE:
             return found
     reason = (
@@ -100,7 +97,7 @@ def recover_exactly(
 def solve(
     evidence: Evidence, pair: Pair, span: Span, search: Search, generator: torch.Generator
 ) -> Recovery:
-    """The records of a span of known size: exact for ReLU, nearly so for other activations."""
+    """The records in `span`: exact for ReLU, nearly so for other activations."""
     start, end = pair.first.affine(evidence.start), pair.first.affine(evidence.end)
     if isinstance(pair.activation, nn.ReLU):
         weight, precision = pair.next.weight, evidence.precision
@@ -126,17 +123,20 @@ def solve(
 
 
 def count_between(
-    evidence: Evidence, pair: Pair
+    evidence: Evidence, pair: Pair, *, coarse: float = 1e-3, coarse_gap: float = 15.0
 ) -> tuple[Evidence, Decomposition, Spectrum, float]:
-    """The spectrum of the first layer's change, less weight decay where that shows the records.
+    """The number of records, by a gap in the spectrum of the first layer's change.
 
-    Returns the evidence that the count belongs to, and the factor by which decay shrank it.
+    Returns the evidence that the count belongs to (less weight decay, where that shows a gap), its
+    decomposition and spectrum, and the factor by which decay shrank the weights. Rounding above
+    `coarse`, as bfloat16's, can leave a gap of 5 to 7 one record off; there it has to be wider than
+    `coarse_gap`.
     """
     weights, change = pair.first.affine(evidence.end), pair.first.affine(evidence.vector)
     parts = decompose(change)
     spectrum = count_records(parts.values, weights, evidence.precision)
-    if evidence.precision > COARSE:
-        clear = spectrum.clear and spectrum.gap > COARSE_GAP
+    if evidence.precision > coarse:
+        clear = spectrum.clear and spectrum.gap > coarse_gap
         return evidence, parts, replace(spectrum, clear=clear), 1.0
     if spectrum.clear:
         return evidence, parts, spectrum, 1.0
@@ -178,6 +178,7 @@ def no_gap(spectrum: Spectrum) -> str:
 def words_for(
     target: Target, recovery: Recovery, stated: list[float | None], certified: int, count: int
 ) -> str:
+    """The reason that a finding gives: how many are certified, how exactly, what is missing."""
     words = f"{certified} of {count} records found and certified without the truth"
     if certified:
         words += f", {worst_of(stated)}"

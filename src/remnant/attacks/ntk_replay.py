@@ -21,12 +21,12 @@ from remnant.training.fleet import FixedStep, check_recipe, rows_of
 from remnant.training.recipes import Adam
 from remnant.types import Candidates, Target
 
-SHORT = 60  # steps; a solve takes some hundred runs of them
-FEW = 16  # records; the search was not seen to find more
 
+def why_no_replay(target: Target, *, most_steps: int = 60, most_records: int = 16) -> str:
+    """What a replay of the whole training lacks, in a few words; empty if nothing.
 
-def why_no_replay(target: Target) -> str:
-    """What a replay of the whole training lacks, in a few words; empty if nothing."""
+    A solve takes some hundred runs of the training, and was not seen to find more records.
+    """
     held = target.knowledge
     try:
         recipe = check_recipe(held.recipe)
@@ -35,19 +35,20 @@ def why_no_replay(target: Target) -> str:
     if batched(recipe):
         return "the order of its mini-batches is unknown"
     steps = len(rows_of(recipe, 1, None))
-    if steps > SHORT:
-        return f"{steps} steps are too many to replay (at most {SHORT})"
+    if steps > most_steps:
+        return f"{steps} steps are too many to replay (at most {most_steps})"
     count = records_of(target)
     if count is None:
         return "the number of records is unknown"
-    if count > FEW:
-        return f"{count} records are too many to replay (at most {FEW})"
+    if count > most_records:
+        return f"{count} records are too many to replay (at most {most_records})"
     if held.labels is None and isinstance(label_counts(target, recipe, count), str):
         return "the labels are unknown, and " + str(label_counts(target, recipe, count))
     return ""
 
 
 def records_of(target: Target) -> int | None:
+    """The number of records, where it is told or follows from their labels."""
     held = target.knowledge
     return held.records if held.labels is None else len(held.labels)
 
@@ -75,7 +76,7 @@ def replay_records(
 
 
 def replay_instead(target: Target, found: Candidates, *, generator: torch.Generator) -> Candidates:
-    """What replay finds where the exact solver, by what it found, does not apply."""
+    """What replay finds instead of the candidates `found`, which certified nothing."""
     replayed = replay_records(target, generator=generator)
     said = f"not exact, since {found.reason}; instead {replayed.reason}"
     lapsed = ("passed", "error")  # they were about other candidates

@@ -19,13 +19,12 @@ from remnant.solvers.spans import Span
 from remnant.training.recipes import SGD, GradientDescent
 from remnant.types import Evidence, Target
 
-SINGLE, CLASSES = ("bce", "mse"), ("ce", "mse")  # losses that are tried where it is not told
-
 
 def polished(
     target: Target, evidence: Evidence, pair: Pair, span: Span, recovery: Recovery
 ) -> Recovery:
-    """The recovery with better points, if all were found and a plain run explains the weights."""
+    """The recovery with better points, if all were found and full-batch descent from them ends at
+    the released weights; else the recovery itself."""
     told = target.knowledge.recipe
     tail = tail_after(target.model, pair)
     if recovery.duals is None or tail is None:
@@ -38,7 +37,7 @@ def polished(
     read = read_labels(target.model, evidence, inputs, recovery.duals)
     known = target.knowledge.loss if told is None else told.loss
     outputs = final_outputs(training, y)
-    losses = SINGLE if outputs.shape[1] == 1 else CLASSES
+    losses = ("bce", "mse") if outputs.shape[1] == 1 else ("ce", "mse")
     for labels in likely_labels(outputs, read):
         for loss in losses if known is None else (known,):
             better = polish(
@@ -60,6 +59,7 @@ def polished(
 
 
 def final_outputs(training: Training, y: Tensor) -> Tensor:
+    """n x c: what the released model says of points y (n x n)."""
     with torch.no_grad():
         return training.outputs(training.end, y.to(training.end[0]))
 
@@ -73,6 +73,7 @@ def likely_labels(outputs: Tensor, read: Tensor | None) -> list[Tensor]:
 
 
 def with_points(recovery: Recovery, better: Polished, span: Span) -> Recovery:
+    """The recovery with the polished points, and the error that these are stated with."""
     error = torch.full_like(recovery.confidence, better.error)
     sure = error < SURE * spread_of(better.y)
     return replace(

@@ -4,7 +4,7 @@ If all n duals are determined by their exact zeros (`zeros`), the records follow
 linear solve. Then three witnesses have to agree: the record, its dual (neurons that it leaves
 silent must not have learned from it, neurons that it fires must have), and the point that the
 search found from the *next* layer's change, which has to contain what the record fires. If some
-duals are missing, records are estimates from the next layer alone, and its dual, which comes from
+duals are missing, records are estimates from the next layer alone, and the dual, which comes from
 the first, has to agree with each more closely.
 """
 
@@ -17,90 +17,69 @@ from torch import Tensor
 
 from remnant.solvers.difference.errors import squared_errors
 from remnant.solvers.difference.problem import Problem
-from remnant.solvers.difference.zeros import fixed_by, zeros_of
+from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.difference.zeros import determined_by, zeros_of
 
-# Shares of disagreement that are let pass: masks move between batches.
-FIRING, ACTIVE = 0.1, 0.25
-# Of an estimate's zeros, fewer. Measured: right ones 0 to 0.035, blends of two records from 0.03 on
-# and mostly above 0.06, other records from 0.07 on and mostly above 0.2.
-ESTIMATE_FIRING = 0.05
-SURE = 1e-2  # squared error to expect of a record, relative to the spread of records
-MOST = 0.8  # a wrong dual spoils records other than its own: few that pass may do so by chance
-FAR = 0.1  # squared distance of record and point, relative to the spread of records
-# Of a record's features outside the next layer's change, over what blends of two records leave: a
-# record is odd above FOREIGN if it leaves more than ODD times what the others do, and above BLEND
-# in any case. Measured: records to 0.03, in narrow networks to 0.12, uncentred ones to 0.3, and to
-# 3 times their median; blends with a fifth of another mostly 0.1 to 0.5, random points from 1 on.
-FOREIGN, ODD, BLEND = 0.05, 4.0, 0.5
+SURE = TOLERANCES.sure
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Certificate:
     """One figure a record (k each)."""
 
-    zeros: Tensor  # share of all neurons
-    second: Tensor  # how far the zeros are from leaving a second direction, if clear, roughly
-    zero_but_firing: Tensor  # share of the zeros
-    silent_but_active: Tensor  # share of the silent neurons
-    distance: Tensor  # squared, of record and point, in spreads of records
-    doubtful: Tensor  # k, bool: the three witnesses contradict each other
-    passed: Tensor  # k, bool: sure, and not doubtful, and most others are not either
-    exact: bool  # all duals are determined
+    zero_but_firing: Tensor  # share of its dual's zeros that the record fires
+    silent_but_active: Tensor  # share of its silent neurons that the dual moves
+    doubtful: Tensor  # k, bool: record, dual and point contradict each other
+    passed: Tensor  # k, bool: certified
+    exact: bool  # all duals were found, and each is determined
     residual: float | None  # of the first layer's change, once duals are zero where silent
     error: Tensor  # squared, to expect of the record (L2, in the model's scale)
     foreign: Tensor | None  # of its features to the next layer's change; none if that is the output
-
-    @property
-    def share(self) -> float:
-        """Of the records, those that passed; 1 of none."""
-        return float(self.passed.double().mean()) if len(self.passed) else 1.0
 
 
 def certify(
     problem: Problem, records: Tensor, z: Tensor, points: Tensor, error: Tensor | None = None
 ) -> Certificate:
-    """records: k x (d+1) with the bias' 1. z: k x n, their duals. points: k x n, as searched.
+    """Of records (k x (d+1), the last entry 1) with duals z and points (k x n each).
 
-    error: k, the squared errors to expect of records that are estimates.
+    error: k, the squared errors to expect of records that are estimates; None if all n duals were
+    found and the records follow from them.
     """
     y = records @ problem.span.right.T
     exact_zeros = zeros_of(problem, z, problem.not_firing(y))
-    sure = fixed_by(problem, exact_zeros)
+    sure = determined_by(problem, exact_zeros)
     dual = (z @ problem.span.left.T).abs()
     zero, firing = dual < problem.zero, problem.start_margin(y) > 0.02
     active, silent = dual > max(0.03, problem.zero), problem.margin(y) < -0.1
     zeros, silents = zero.sum(1).double(), silent.sum(1).double()
     zero_but_firing = (zero & firing).sum(1).double()
     silent_but_active = (active & silent).sum(1).double()
-    # A few neurons are always forgiven, for narrow layers.
-    agrees = (zero_but_firing <= (FIRING * zeros).clamp(min=2)) & (
-        silent_but_active <= (ACTIVE * silents).clamp(min=2)
+    # Two neurons are always forgiven, for narrow layers.
+    agrees = (zero_but_firing <= (TOLERANCES.firing * zeros).clamp(min=2)) & (
+        silent_but_active <= (TOLERANCES.active * silents).clamp(min=2)
     )
-    distance, foreign = distance_to_points(problem, y, points), foreign_features(problem, y)
-    # Points of a single hidden layer are too rough to be a witness.
-    near = (distance < FAR) | torch.tensor(problem.signals is not None)
+    foreign = foreign_features(problem, y)
+    near = distance_to_points(problem, y, points) < TOLERANCES.far
+    if problem.signals is not None:  # points of a single hidden layer are too rough a witness
+        near[:] = True
     doubtful = ~(sure & agrees & near)
     passed = ~doubtful if foreign is None else ~doubtful & ~odd_features(foreign)
-    if error is not None:
-        close = zero_but_firing <= (ESTIMATE_FIRING * zeros).clamp(min=2)
-        passed = passed & close & (error < SURE * spread_of(y))
-    # One wrong dual spoils others' records in a linear solve.
     exact = error is None
     if error is None:
-        few = not (bool(sure.all()) and float(passed.double().mean()) >= MOST)
         error = squared_errors(problem, records, z, exact_zeros)
         if foreign is not None and len(foreign):  # a share of another record, told by features
-            told = foreign > ODD * foreign.median()
+            told = foreign > TOLERANCES.odd * foreign.median()
             error = torch.where(told, error.maximum(foreign * spread_of(y)), error)
-        passed = passed & (error < SURE * spread_of(y)) & ~torch.tensor(few)
+        many = bool(sure.all()) and float(passed.double().mean()) >= TOLERANCES.most
+        passed = passed & torch.tensor(many)
+    else:
+        close = zero_but_firing <= (TOLERANCES.firing / 2 * zeros).clamp(min=2)
+        passed = passed & close
     return Certificate(
-        zeros=zeros / len(problem.start),
-        second=exact_zeros.second,
         zero_but_firing=zero_but_firing / zeros.clamp(min=1),
         silent_but_active=silent_but_active / silents.clamp(min=1),
-        distance=distance,
         doubtful=doubtful,
-        passed=passed,
+        passed=passed & (error < TOLERANCES.sure * spread_of(y)),
         exact=exact and bool(sure.all()),
         residual=unexplained(problem, y, silent) if exact else None,
         error=error,
@@ -109,7 +88,7 @@ def certify(
 
 
 def unexplained(problem: Problem, y: Tensor, silent: Tensor) -> float:
-    """The share of the first layer's change that records (n x n) leave unexplained.
+    """The share of the first layer's change that records y (n x n) leave unexplained.
 
     Duals are refitted to the change with the records alone, and may not move `silent` (n x w)
     neurons, which learned nothing: what they would have to move there is what is not explained.
@@ -121,10 +100,11 @@ def unexplained(problem: Problem, y: Tensor, silent: Tensor) -> float:
 
 
 def foreign_features(problem: Problem, y: Tensor) -> Tensor | None:
-    """k: the share of what records y (k x n) fire that the next layer's change does not contain.
+    """k: the share of the features of records y (k x n) that the next layer's change lacks, or None
+    if that is the output layer.
 
-    Weak directions of the change count as hardly contained. The unit is what blends leave, each of
-    a record and the next one: a point that is no record leaves about as much.
+    Its weak directions count as hardly contained. The unit is the median of what blends lack, each
+    of a record and the next one: a point that is no record lacks about as much.
     """
     if problem.signals is not None:
         return None
@@ -138,10 +118,12 @@ def foreign_features(problem: Problem, y: Tensor) -> Tensor | None:
 
 
 def odd_features(foreign: Tensor) -> Tensor:
-    """k, bool: records whose features are too `foreign` (k) to the next layer's change."""
+    """k, bool: records that lack too much (`foreign`, k): far more than the others and more than
+    records do, or half of what blends of two lack."""
     if not len(foreign):
         return foreign > 0
-    return foreign > min(BLEND, max(FOREIGN, ODD * float(foreign.median())))
+    usual = TOLERANCES.odd * float(foreign.median())
+    return foreign > min(0.5, max(TOLERANCES.foreign, usual))
 
 
 def distance_to_points(problem: Problem, y: Tensor, points: Tensor) -> Tensor:

@@ -14,14 +14,13 @@ from torch import Tensor
 from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.difference.duals import DENSE
 from remnant.solvers.difference.problem import Problem
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.difference.zeros import Zeros, zeros_below
-
-SAFETY = 64.0  # of squared errors: more is stated where noise is even, less would not hold of all
 
 
 def squared_errors(problem: Problem, records: Tensor, z: Tensor, zeros: Zeros) -> Tensor:
-    """n: squared L2 errors to expect of records (n x (d+1), the last entry 1) by their duals z
-    (n x n), whose zeros are counted in `zeros`."""
+    """n: squared L2 errors to expect of records (n x (d+1), the last entry 1) that follow from
+    duals z (n x n) with these zeros; infinite if some duals are missing."""
     span, width = problem.span, len(problem.start)
     if len(z) != problem.count:
         return torch.full((len(z),), torch.inf, dtype=torch.float64)
@@ -32,7 +31,8 @@ def squared_errors(problem: Problem, records: Tensor, z: Tensor, zeros: Zeros) -
     mixed = (mixtures(problem, own, z, zeros) * share * apart).sum(1)
     noise = own.square().sum(1) / last.square() * problem.noise**2 / width
     size = records.square().sum(1)
-    return SAFETY * torch.nan_to_num(mixed + noise * (records.shape[1] + size), nan=torch.inf)
+    error = torch.nan_to_num(mixed + noise * (records.shape[1] + size), nan=torch.inf)
+    return TOLERANCES.safety * error
 
 
 def mixtures(problem: Problem, own: Tensor, z: Tensor, zeros: Zeros) -> Tensor:

@@ -1,10 +1,10 @@
 """Exact recovery of the records between two consecutive dense ReLU layers.
 
-The adversary holds the change of both layers. The first one's gives the records' number and span
-(`spans`); the second one's row space nearly holds their features at the initial weights. Search
-for points of the span whose features lie in it, and their duals with them (`graph`), make each dual
-exact (`duals`, `zeros`), remove what is found from the space, go on. All duals together give all
-records at once: X~ = Z^-1 diag(scale) right, each divided by its last coordinate, the bias' 1.
+The adversary holds the change of both layers. The first one's gives the number of records and their
+span (`spans`); the second one's row space nearly holds their features at the initial weights. The
+search (`search`) finds the dual of one record after the other, each exact. All duals together give
+all records at once: X~ = Z^-1 diag(scale) right, each divided by its last entry, the bias' 1. Where
+some duals are missing, records are estimated one by one from the next layer.
 """
 
 from __future__ import annotations
@@ -16,70 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.checkpoints import checkpoint
-from remnant.progress import task
-from remnant.solvers.algebra import apart, complement
-from remnant.solvers.difference.certificate import FAR, Certificate, certify, distance_to_points
-from remnant.solvers.difference.duals import GRADUAL, clearly_silent, null_vectors
-from remnant.solvers.difference.graph import Spaces, find_points, refine_points
-from remnant.solvers.difference.ground import (
-    Found,
-    Ground,
-    Search,
-    duals_at,
-    freed,
-    ground_of,
-    refined,
-    upright,
-)
-from remnant.solvers.difference.pool import SAME_DUAL, Pool, empty_pool, find_in_pool
+from remnant.solvers.algebra import complement
+from remnant.solvers.difference.certificate import Certificate, certify
+from remnant.solvers.difference.graph import refine_points
 from remnant.solvers.difference.problem import Problem
 from remnant.solvers.difference.rerun import Fit
-from remnant.solvers.difference.signals import find_signals
-from remnant.solvers.difference.zeros import FINE, settle
+from remnant.solvers.difference.search import Found, Search, search_on
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.spans import Span
-
-PLENTY = 0.5  # share of sure duals above which the other points are not refined
-NEAR = 0.25  # gap of a point worth a try
-FARTHER = 0.4  # and of one that is kept away from others, maybe from where it would go
-LARGER = 96.0  # what two estimates of a record differ by falls short of their squared error by that
-LEAST = 64.0  # times the median error: one that is stated is not below; near pairs need 50
-# Cosines that points are held below: with those found, and with each other. Taken in turn, when
-# fewer than FEW of the starts, or of what is left, are new. Removing a record from the span leaves
-# nearly all of it, and most starts end there again.
-APART = (1.0, 0.4, 0.6, 0.8)
-FEW = 0.5
-# Iterations in which a record has to stay where it is. Of 500 CIFAR-10 records at width 4096, one
-# of 252 moves farther than FAR in 20 (14 in 50); of blends of two 64 of 64 do, and 60 of those with
-# 0.3 of the other.
-STAY = 20
-# Widths of null vectors from a rough dual that is a point's own.
-SMALL_STEPS = tuple(
-    width for width in (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001) for _ in range(3)
-)
-SILENT = (0.0, -0.1, 0.1)  # margins below which a neuron is taken for silent, in turn
-ENOUGH = 0.95  # share of many records certified: a search anew for the others takes too long
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What a round of the search does otherwise than the one before."""
-
-    barren: int = 0  # rounds without a new record
-    turn: int = 0  # of APART
-
-    @property
-    def silent_below(self) -> float:
-        return SILENT[self.barren % len(SILENT)]
-
-    @property
-    def cosine(self) -> float:
-        return APART[self.turn]
-
-    def after(self, new: int, likely: int) -> Round:
-        """The next round, after one that brought `new` of as many as were likely."""
-        turn = self.turn if new >= FEW * likely else (self.turn + 1) % len(APART)
-        return Round(barren=0 if new else self.barren + 1, turn=turn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +35,7 @@ class Recovery:
     passed: Tensor  # k, bool: certified without the truth
     confidence: Tensor  # k, 0..1
     exact: bool  # up to rounding, if right
-    found: list[float]  # after each round
+    found: list[float]  # number of records after each round
     error: Tensor  # k: the squared error to expect (L2, in the model's scale)
     certificate: Certificate | None = None
     rerun: Fit | None = None  # of the training, from these records, where that was tried
@@ -118,7 +62,7 @@ class Answer:
 
 
 def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> Recovery:
-    """Search, take duals, deflate until every record is found or nothing new comes.
+    """All records that the search finds, each with its certificate.
 
     Records that contradict their duals are searched for anew; if that ends worse, it is forgotten.
     """
@@ -126,195 +70,42 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
     known, series = Found(z=nobody, y=nobody), [0.0]
     best: Answer | None = None
     for _ in range(1 + search.repairs):
-        found = search_on(problem, known, series, search, generator)
-        answer = answered(problem, found, search.starts)
+        answer = answered(problem, search_on(problem, known, series, search, generator))
         if best is None or answer.worth >= best.worth:
             best = answer
-        found, proof = answer.found, answer.proof
-        whole = len(found) == problem.count
-        doubtful = suspects(proof) if whole else proof.doubtful | nearest_left(problem, found)
-        enough = ENOUGH if problem.roomy and answer.error is None else 1.0
-        if (whole and proof.share >= enough) or not bool(doubtful.any()):
+        proof = answer.proof
+        whole = len(answer.found) == problem.count
+        if (whole and bool(proof.passed.all())) or not bool(proof.doubtful.any()):
             break
-        known = Found(z=found.z[~doubtful], y=found.y[~doubtful])
+        known = answer.found.take(~proof.doubtful)
     assert best is not None
     if best.error is None and not best.proof.exact:  # then estimates of the others are left
-        best = answered(problem, known, search.starts)
-    found, inputs, error, proof = best.found, best.inputs, best.error, best.proof
+        best = answered(problem, known)
+    proof = best.proof
     agreement = (1 - proof.zero_but_firing) * (1 - proof.silent_but_active)
     return Recovery(
-        inputs=inputs[:, :-1],
-        duals=oriented(problem, inputs, found.z) @ problem.span.left.T,
+        inputs=best.inputs[:, :-1],
+        duals=scaled_duals(problem, best.inputs, best.found.z),
         passed=proof.passed,
         confidence=agreement * (0.5 + 0.5 * proof.passed),
         exact=proof.exact,
         found=series,
-        error=proof.error if error is None else stated(error),
+        error=proof.error if best.error is None else stated(best.error),
         certificate=proof,
     )
 
 
-def answered(problem: Problem, found: Found, at_once: int) -> Answer:
+def answered(problem: Problem, found: Found) -> Answer:
     """What was found as records, each judged without the truth."""
     inputs, error = finish(problem, found)
-    if error is None and problem.signals is None:
-        found = confirm(problem, found, inputs @ problem.span.right.T, at_once)
     proof = certify(problem, inputs, found.z, found.y, error)
     return Answer(found=found, inputs=inputs, error=error, proof=proof)
 
 
-def confirm(problem: Problem, found: Found, records: Tensor, at_once: int) -> Found:
-    """The same with points anew where they are far from records (n x n, in the span).
-
-    Points that were kept away from others may be. The search goes on from the record itself, free
-    of them: what is a record stays, since the next layer's change contains what it fires.
-    """
-    far = (distance_to_points(problem, records, found.y) > FAR).nonzero()[:, 0]
-    if not len(far):
-        return found
-    nobody = Found(z=found.z[:0], y=found.y[:0])
-    ground = ground_of(problem, torch.eye(problem.count, dtype=torch.float64), nobody, 1.0)
-    points = found.y.clone()
-    with task("confirming records", len(far)) as step:
-        for rows in far.split(at_once):
-            points[rows] = freed(problem, ground, records[rows], found.z[rows], STAY)
-            step(len(rows))
-    return Found(z=found.z, y=points)
-
-
 def stated(error: Tensor) -> Tensor:
-    """k: squared errors that no certified estimate was seen to exceed. Those that came out small by
-    chance are not much smaller than the others'."""
-    return error.clamp(min=LEAST * float(error.median())) if len(error) else error
-
-
-def suspects(proof: Certificate) -> Tensor:
-    """k, bool: the doubtful records, and for each the two others farthest from their points.
-
-    A dual with some of another record's in it spoils that other record more than its own.
-    """
-    others = proof.distance.masked_fill(proof.doubtful, -1.0)
-    count = min(2 * int(proof.doubtful.sum()), int((~proof.doubtful).sum()))
-    chosen = proof.doubtful.clone()
-    chosen[others.topk(count).indices] = True
-    return chosen
-
-
-def nearest_left(problem: Problem, found: Found) -> Tensor:
-    """k, bool: of the records found an eighth, those that have most of the space that is left.
-
-    What is missing is like them, and comes more easily with them than alone.
-    """
-    basis = complement(found.z / problem.span.scale, problem.count)
-    order = (normalize(found.y, dim=1) @ basis).norm(dim=1).argsort(descending=True)
-    chosen = torch.zeros(len(found), dtype=torch.bool)
-    chosen[order[: len(found) // 8]] = True
-    return chosen
-
-
-def search_on(
-    problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
-) -> Found:
-    """More records, until there are as many as the spectrum counts. Extends `series` by a round."""
-    n, now, pool = problem.count, Round(), empty_pool(problem)
-    kept = checkpoint("exact", problem, found, series, search, generator=generator)
-    if kept.state is not None:
-        parts, series[:], way, under_way = kept.state
-        found, now, pool = Found(**parts), Round(**way), Pool(**under_way)
-    with task("searching for records", n) as step:
-        step(len(found))
-        while len(found) < n and now.barren < search.patience:
-            if problem.roomy:
-                y, z, sure, pool = find_in_pool(
-                    problem, found, pool, search, generator,
-                    barren=now.barren, silent_below=now.silent_below,
-                )  # fmt: skip
-            else:
-                y, z, sure = find_records(problem, found, now, search, generator)
-            new = new_duals(found, z, sure)
-            now = now.after(int(new.sum()), min(search.starts, n - len(found)))
-            found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, y[new]]))
-            step(int(new.sum()), note=f"{len(found)} of {n}")
-            series.append(float(len(found)))
-            if kept.due():
-                kept.save([found, series, now, pool])
-    return found
-
-
-def find_records(
-    problem: Problem, found: Found, now: Round, search: Search, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Points y (k x n) in the space that the found duals leave, duals z (k x n), and whether sure.
-
-    Where few points' duals are, the others are refined, and tell better which neurons are silent. A
-    search may have come to one record with its point and to another like it with its dual; so if
-    that does not do, duals begin from what the points alone say.
-    """
-    basis = complement(found.z / problem.span.scale, problem.count)
-    ground = ground_of(problem, basis, found, now.cosine)
-    y, z = find_rough(problem, ground, now, search, generator)
-    near, sure = take_duals(problem, y, z, now.silent_below)
-    if problem.signals is None and float(sure.double().mean()) < PLENTY:
-        y[~sure] = refined(problem, basis, y[~sure])
-        near[~sure], sure[~sure] = take_duals(problem, y[~sure], z[~sure], now.silent_below)
-        left = ~sure
-        if bool(left.any()):
-            own = duals_at(problem, found, y[left])
-            near[left], sure[left] = take_duals(
-                problem, y[left], own, now.silent_below, closely=True
-            )
-    return y, near, sure
-
-
-def find_rough(
-    problem: Problem, ground: Ground, now: Round, search: Search, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Different points y (k x n) of the ground and rough duals z (k x n)."""
-    starts = search.starts_in(ground.basis.shape[1])
-    iterations = search.iterations * (3 if now.barren else 1)
-    if ground.crowded:
-        iterations = (iterations + 1) // 2  # points that are kept apart arrive sooner
-    spaces = ground.spaces
-    if isinstance(spaces, Spaces):
-        points = find_points(spaces, starts, generator=generator, iterations=iterations)
-    else:
-        points = find_signals(spaces, starts, generator=generator, iterations=iterations)
-    near = max(4, int((points.gap < (FARTHER if ground.crowded else NEAR)).sum()))
-    y = upright(problem, ground.points(points.coordinates[:near]))
-    kept = apart(to_inputs(y, problem.span.right[:, -1]), 0.1)
-    left = problem.span.left / math.sqrt(len(problem.start))
-    return y[kept], points.dual[:near][kept].double() @ left
-
-
-def take_duals(
-    problem: Problem, y: Tensor, z: Tensor, margin: float, *, closely: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) near z that vanish where the points y (k x n) are silent; which are sure.
-
-    closely: in small steps that mostly end so near the exact zeros that refits may begin there;
-    then entries that are small but no zeros bend none of them.
-    """
-    silent = clearly_silent(problem.margin(y), -margin, problem.count)
-    widths = [max(width, problem.zero) for width in SMALL_STEPS] if closely else GRADUAL
-    near, where = null_vectors(problem.span.left, z, silent, widths=widths), problem.not_firing(y)
-    if not closely:
-        return settle(problem, near, where)
-    fitted, sure = settle(problem, near, where, FINE)
-    left = ~sure
-    if bool(left.any()):
-        fitted[left], sure[left] = settle(problem, near[left], where[left])
-    return fitted, sure
-
-
-def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:
-    """k, bool: duals that are sure, and neither found before nor twice among themselves."""
-    new, known = sure.clone(), found.z
-    for i in sure.nonzero()[:, 0].tolist():
-        if len(known) == z.shape[1] or bool(((known @ z[i]).abs() > SAME_DUAL).any()):
-            new[i] = False
-        else:
-            known = torch.cat([known, z[i : i + 1]])
-    return new
+    """k: squared errors (k) of estimates as they are stated. Those that came out small by chance
+    are not much smaller than the others', so none is stated below `safety` times the median."""
+    return error.clamp(min=TOLERANCES.safety * float(error.median())) if len(error) else error
 
 
 def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
@@ -332,7 +123,7 @@ def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
         for exponent in (0.75, 0.5, 1.0)
     )
     moved = (high - low).square().sum(1)
-    return middle, LARGER * moved.clamp(min=float(moved.median()))
+    return middle, 1.5 * TOLERANCES.safety * moved.clamp(min=float(moved.median()))
 
 
 def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:
@@ -349,17 +140,19 @@ def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:
 
 
 def solve_records(span: Span, z: Tensor) -> Tensor:
-    """All x~ from all duals (rows of z): Z^-1 diag(scale) right."""
+    """All x~ (n x (d+1)) from all duals (rows of z): Z^-1 diag(scale) right."""
     return to_inputs(torch.linalg.solve(z.T, span.scale[:, None] * span.right))
 
 
-def oriented(problem: Problem, records: Tensor, z: Tensor) -> Tensor:
-    """Duals with their scale and sign: M = sum_i a_i x~_i^T makes (z_i / scale) . y_i = 1."""
+def scaled_duals(problem: Problem, records: Tensor, z: Tensor) -> Tensor:
+    """k x w: what each neuron learned, with the scale and sign that M = sum_i a_i x~_i^T gives to
+    the dual z_i of record x~_i: (z_i / scale) . y_i = 1."""
     product = (z / problem.span.scale * (records @ problem.span.right.T)).sum(1, keepdim=True)
-    return z / torch.where(product.abs() < 1e-12, torch.ones_like(product), product)
+    z = z / torch.where(product.abs() < 1e-12, torch.ones_like(product), product)
+    return z @ problem.span.left.T
 
 
-def to_inputs(directions: Tensor, last: Tensor | None = None) -> Tensor:
-    """Divide each row by its last coordinate (or by its product with `last`), the bias' 1."""
-    one = directions[:, -1:] if last is None else (directions @ last)[:, None]
+def to_inputs(directions: Tensor) -> Tensor:
+    """Rows x~ (k x (d+1)) divided by their last entry, which belongs to the bias."""
+    one = directions[:, -1:]
     return directions / torch.where(one.abs() < 1e-12, torch.full_like(one, 1e-12), one)

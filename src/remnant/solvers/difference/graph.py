@@ -18,23 +18,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.solvers.algebra import damped_cholesky, times
-
-# Squared distances in s count WEIGHT^2 times those in t, those in u and a LIGHT times. Of 32 starts
-# at 150 MNIST records of width 512, 29, 23 and 7 end at a record's dual (cosine above 0.95) for
-# LIGHT = 0.03, 0.1 and 1; at 100 CIFAR-10 records, 11, 15 and 14.
-WEIGHT = 2.0
-LIGHT = 0.1
-LOOK_BACK = 6  # checks over which the median gap has to fall by a tenth
-FIRING = 0.55  # share of the neurons that a dual moves, roughly: it sets the dual's scale
-TURNS = 3  # away from others that are too near, in each projection
+from remnant.solvers.difference.tolerances import TOLERANCES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Points:
-    """Coordinates (k x r) in the space of t and u, rough duals (k x w), gaps (k).
-
-    The gap is the distance between the two projections, relative to the point: 0 = a solution.
-    """
+    """Where a search ended: coordinates (k x r) in the space of (t, u), rough duals (k x w), and
+    gaps (k), the distance of the two projections relative to the point; 0 is a solution."""
 
     coordinates: Tensor
     dual: Tensor
@@ -45,84 +35,71 @@ class Points:
 class Spaces:
     """The linear spaces, in single precision or less, and what points keep away from in them."""
 
-    ends: Tensor  # 2w x r, orthonormal columns: t above sqrt(LIGHT) u
+    ends: Tensor  # 2w x r, orthonormal columns: t above sqrt(end_weight) u
     soft: Tensor  # w x w: projector on the space of s, weights below 1 where that is uncertain
     duals: Tensor  # w x n, orthonormal columns
-    found: Tensor  # f x r: coordinates of points to keep away from, in units of their whole length
-    cosine: float | Tensor = 1.0  # that points, or each (k x 1), may have with each other
-    apart: float | Tensor = 1.0  # and with those found
-    taken: Tensor | None = None  # n x n: of coordinates in `duals`, the part of records found
-    hold: float = 0.0  # how much of it duals are kept from
+    found: Tensor  # f x r: coordinates of points found, unit rows before their part outside is cut
+    cosine: float = 1.0  # that a point may have at most with those found, and with other points
 
     @property
-    def crowded(self) -> bool:
-        """Whether points are kept apart."""
-        return any(bool((torch.as_tensor(c) < 1).any()) for c in (self.cosine, self.apart))
+    def keep_apart(self) -> bool:
+        return self.cosine < 1
 
     def project(self, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates of (t, u); not the
-        nearest where that is too close to others, or has of the duals of records found."""
+        """The nearest t, u, s, a (4 x k x w) in the spaces, and the coordinates (k x r) of (t, u);
+        turned away where these are too close to others."""
         t, u, s, a = parts
-        coordinates = times(torch.cat([t, math.sqrt(LIGHT) * u], dim=1), self.ends)
-        if self.crowded:
-            coordinates = turned_away(coordinates, self.found, self.apart, self.cosine)
+        coordinates = times(torch.cat([t, math.sqrt(TOLERANCES.end_weight) * u], dim=1), self.ends)
+        if self.keep_apart:
+            coordinates = turned_away(coordinates, self.found, self.cosine)
         ends = self.at(coordinates)
-        inside = times(a, self.duals)
-        if self.taken is not None and self.hold:
-            inside = inside - self.hold * (inside @ self.taken)
-        near_a = times(inside, self.duals.T)
+        near_a = times(times(a, self.duals), self.duals.T)
         return torch.stack([*ends, times(s, self.soft.T), near_a]), coordinates
 
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """t and u of coordinates (k x r)."""
         both = times(coordinates, self.ends.T)
         width = len(self.soft)
-        return both[:, :width], both[:, width:] / math.sqrt(LIGHT)
+        return both[:, :width], both[:, width:] / math.sqrt(TOLERANCES.end_weight)
 
 
-def turned_away(
-    rows: Tensor, found: Tensor, apart: float | Tensor, cosine: float | Tensor
-) -> Tensor:
-    """Rows (k x r) nearby with at most the cosine `apart` with those found (f x r), and `cosine`
-    with the rows before them; one for all, or one each (k x 1).
+def turned_away(rows: Tensor, found: Tensor, cosine: float, *, turns: int = 3) -> Tensor:
+    """Rows (k x r) moved little, so that they have at most that cosine with those found (f x r) and
+    with the rows before them.
 
-    Nearly so: TURNS times the nearest with that cosine to the one that a row is most too near to,
-    if there is one.
+    Each turn moves a row to the nearest that has this cosine with the one it is closest to; a few
+    turns do not quite free a row that is close to several.
     """
-    limits = torch.cat(
-        [
-            torch.as_tensor(limit).expand(len(rows), len(others))
-            for limit, others in ((apart, found), (cosine, rows))
-        ],
-        dim=1,
-    ).to(rows)
-    for _ in range(TURNS if len(rows) else 0):
+    for _ in range(turns if len(rows) else 0):
         unit = normalize(rows, dim=1).nan_to_num()  # a row that is lost turns no other
         near = torch.cat([unit @ found.T, (unit @ unit.T).tril(-1)], dim=1)
-        over, which = (near - limits).max(1, keepdim=True)
-        if not bool((over > 0).any()):
+        worst, which = near.max(1, keepdim=True)
+        if not bool((worst > cosine).any()):
             break
-        worst, limit = near.gather(1, which), limits.gather(1, which)
         other = torch.cat([found, unit])[which[:, 0]]
         length = other.norm(dim=1, keepdim=True).clamp(min=1e-30)
         along = other / length
         across = unit - worst / length * along
-        most = (limit / length).clamp(max=1.0)
+        most = (cosine / length).clamp(max=1.0)
         edge = normalize(most * along + torch.sqrt(1 - most.square()) * normalize(across, dim=1))
         turned = (rows * edge).sum(1, keepdim=True) * edge
-        rows = torch.where(over > 0, turned, rows)
+        rows = torch.where(worst > cosine, turned, rows)
     return rows
 
 
 def project_on_graph(parts: Tensor) -> Tensor:
-    """Of t, u, s, a (4 x k x w) the nearest with s = relu(t), and a = 0 where t, u are negative."""
+    """The nearest to t, u, s, a (4 x k x w) with s = relu(t), and a = 0 where t and u are negative.
+
+    Entry by entry the cheapest of three cases: firing at first, firing later only, never firing.
+    """
     t, u, s, a = parts
-    weight, zero = WEIGHT**2, torch.zeros_like(t)
+    weight, zero = TOLERANCES.feature_weight**2, torch.zeros_like(t)
     on = ((t + weight * s) / (1 + weight)).clamp(min=0)
     off = t.clamp(max=0)
     cost_on = (t - on).square() + weight * (s - on).square()
     later, never = u.clamp(max=0).square(), u.clamp(min=0).square() + a.square()
-    cost_off = (t - off).square() + weight * s.square() + LIGHT * torch.minimum(later, never)
+    cost_off = (t - off).square() + weight * s.square()
+    cost_off = cost_off + TOLERANCES.end_weight * torch.minimum(later, never)
     fires, silent = cost_on < cost_off, never < later
     end = torch.where(fires, u, torch.where(silent, u.clamp(max=0), u.clamp(min=0)))
     near_a = torch.where(silent & ~fires, zero, a)
@@ -130,12 +107,13 @@ def project_on_graph(parts: Tensor) -> Tensor:
 
 
 def rescaled(parts: Tensor) -> Tensor:
-    """The graph is a cone in (t, u, s) and one in a: hold both scales, or 0 is a solution."""
+    """The same t, u, s and a (4 x k x w) at fixed scales, those of a record that fires about half
+    of the neurons: any multiple of a solution is one, and so is 0."""
     t, u, s, a = parts
     width = t.shape[1]
     unit = math.sqrt(1.5 * width) / torch.sqrt(t.square().sum(1) + s.square().sum(1))
     unit = unit.clamp(max=1e12)[:, None]
-    near_a = math.sqrt(FIRING * width) * normalize(a, dim=1)
+    near_a = math.sqrt(0.55 * width) * normalize(a, dim=1)
     return torch.stack([t * unit, u * unit, s * unit, near_a])
 
 
@@ -146,29 +124,15 @@ def relaxed_step(spaces: Spaces, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return line - graph, line, coordinates
 
 
-def carried_on(spaces: Spaces, parts: Tensor, iterations: int) -> tuple[Tensor, Points]:
-    """t, u, s, a (4 x k x w) after more of RRR, and the points there, in the same order."""
-    for _ in range(iterations):
-        step, line, coordinates = relaxed_step(spaces, parts)
-        parts = parts + step
-    return parts, Points(coordinates=coordinates, dual=line[3], gap=gap_of(step))
-
-
 def gap_of(step: Tensor) -> Tensor:
     """k: of a step (4 x k x w) that RRR takes."""
     return torch.sqrt(step.square().sum((0, 2)) / (3 * step.shape[2]))
 
 
-def parts_at(spaces: Spaces, coordinates: Tensor, duals: Tensor) -> Tensor:
-    """t, u, s, a (4 x k x w) of points (k x r) with duals (k x w)."""
-    t, u = spaces.at(coordinates)
-    return rescaled(torch.stack([t, u, t.clamp(min=0), duals]))
-
-
 def random_parts(spaces: Spaces, starts: int, generator: torch.Generator) -> Tensor:
     """t, u, s, a (4 x k x w) to start from."""
     width, r = len(spaces.soft), spaces.ends.shape[1]
-    size = math.sqrt((1 + LIGHT) * width)
+    size = math.sqrt((1 + TOLERANCES.end_weight) * width)
     t, u = spaces.at(size * normalize(torch.randn(starts, r, generator=generator), dim=1))
     a = torch.randn(starts, width, generator=generator).masked_fill((t < 0) & (u < 0), 0.0)
     return rescaled(spaces.project(torch.stack([t, u, t.clamp(min=0), a]))[0])
@@ -183,10 +147,12 @@ def find_points(
     tolerance: float = 3e-3,
     enough: float = 0.6,
     every: int = 25,
+    look_back: int = 6,
 ) -> Points:
-    """RRR from random starts until `enough` have a gap below `tolerance`, or gaps fall no more.
+    """Points from random starts, the smallest gaps first.
 
-    Best first.
+    Relaxed reflections until the share `enough` has a gap below `tolerance`, or the median gap has
+    not fallen by a tenth over `look_back` looks, one `every` so many iterations.
     """
     parts = random_parts(spaces, starts, generator)
     best, best_dual = spaces.project(parts)[1], parts[3].clone()
@@ -201,7 +167,7 @@ def find_points(
             best[better], best_dual[better] = coordinates[better], line[3][better]
             best_gap[better] = gap[better]
             medians.append(float(best_gap.median()))
-            stalled = len(medians) > LOOK_BACK and medians[-1] > 0.9 * medians[-1 - LOOK_BACK]
+            stalled = len(medians) > look_back and medians[-1] > 0.9 * medians[-1 - look_back]
             if stalled or float((best_gap < tolerance).float().mean()) >= enough:
                 break
     order = best_gap.argsort()
@@ -211,11 +177,11 @@ def find_points(
 def refine_points(
     basis: Tensor, penalty: Tensor, y: Tensor, *, iterations: int, chunk: int = 8
 ) -> tuple[Tensor, Tensor]:
-    """Minimise |penalty relu(basis y)|^2 / |relu(basis y)|^2 near each row of y (k x r).
+    """Unit rows near those of y (k x r) with least |penalty relu(basis y)|^2 / |relu(basis y)|^2,
+    and these quotients (k): points whose features the next layer's change contains most of.
 
-    penalty: w x w, rows v_k s_k^-3/4, so directions that the next layer's change hardly contains
-    cost most. Fix the (softened) mask, take inverse power steps of the quotient, repeat. Returns
-    the unit rows y and the quotients, in float64.
+    basis: w x r. penalty: w x w, see `Problem.penalty`. Each iteration fixes the softened mask of
+    firing neurons and takes two inverse power steps of what then is a quotient of quadratics.
     """
     basis32 = basis.float()
     refined, quotients = [], []

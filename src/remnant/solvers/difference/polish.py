@@ -29,21 +29,8 @@ from remnant.solvers.difference.rerun import (
     with_steps,
 )
 from remnant.solvers.difference.smooth import images_of, slopes_of, tangent
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.training.recipes import GradientDescent
-
-ROUNDS = 12
-KNOTS = 24  # points of the path
-SPANNED = 1e-6  # relative size of what counts as a direction of the features
-COARSE, FINE = (2, 4, 8), (8, 1000)  # parts of the number of steps to change it by, first and later
-# Similar records are told apart last, by a step that is solved more exactly; while the path is off,
-# that would carry them away.
-ROUGHLY, CLOSELY = 1e-4, 1e-5
-FALLS = 0.9  # by that factor a round has to lower the gap
-QUICKLY = 0.7  # by that factor it falls while the number of steps is not what is wrong
-ENOUGH = 1e-5  # squared error to expect, in spreads of records
-# Squared error of the worst record in spreads, over the squared gap: 1.5 to 30 were measured.
-ERROR = 60.0
-FAR = 0.3  # a run that ends farther from the released weights is no explanation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,8 +43,9 @@ class Polished:
 
     @property
     def error(self) -> float:
-        """The squared error to expect at most: steps halve it, so the last one bounds it."""
-        return ERROR * self.fit.gap**2 * spread_of(self.y) + self.moved
+        """The squared error to expect at most. Steps halve it, so the last one bounds it; and the
+        worst record's, in spreads, was 1.5 to 30 times the squared gap where it was measured."""
+        return TOLERANCES.safety * self.fit.gap**2 * spread_of(self.y) + self.moved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,10 +69,17 @@ def polish(
     *,
     loss: str,
     told: GradientDescent | None = None,
+    rounds: int = 12,
+    falls: float = 0.9,
+    enough: float = 1e-5,
+    far: float = 0.3,
 ) -> Polished | None:
     """Points nearer to the records than y (n x n), or None where no run explains the weights.
 
     change: as in `Layers`. last: n, with y . last the bias' 1. told: the recipe, where it is known.
+    A run that ends farther than `far` from the released weights explains nothing; rounds end once
+    the squared error to expect is below `enough` spreads, or one lowers the gap by less than the
+    factor `falls`.
     """
     free = told is None or told.stop_loss is not None  # then its steps are only the most
     layers = Layers(
@@ -95,44 +90,48 @@ def polish(
         free=free,
         budget=Budget(),
     )
-    with task("running the training again", ROUNDS) as step:
+    with task("running the training again", rounds) as step:
         firsts = guesses(loss, told) if told is None or free else [told]
         if firsts[0].steps > layers.budget.steps:
             return None
         fits = [fit_recipe(training, y, first, layers.budget) for first in firsts]
-        fit = with_strides(layers, y, min(fits, key=lambda fit: fit.gap), COARSE)
+        fit = with_strides(layers, y, min(fits, key=lambda fit: fit.gap), (2, 4, 8))
         best = Polished(y=y, fit=fit, moved=0.0)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             step(note=f"ends {best.fit.gap:.0e} off")
-            if best.fit.gap > FAR or best.error < ENOUGH * spread_of(best.y):
+            if best.fit.gap > far or best.error < enough * spread_of(best.y):
                 break
             trials = (moved(layers, best, *one) for one in tries(layers, best.fit.recipe))
-            better = next((one for one in trials if one.fit.gap < FALLS * best.fit.gap), None)
+            better = next((one for one in trials if one.fit.gap < falls * best.fit.gap), None)
             if better is None:
                 break
             best = better
-    return best if best.fit.gap < FAR else None
+    return best if best.fit.gap < far else None
 
 
 def tries(layers: Layers, recipe: GradientDescent) -> Iterator[tuple[GradientDescent, float]]:
     """Recipes for the path, and how exactly to solve for points along it, while budget lasts.
 
-    Points that were fitted with a wrong number of steps hold on to it, so others come last.
+    Similar records are told apart by a step that is solved more exactly, which carries points away
+    while the path is off; so it comes second. Points that were fitted with a wrong number of steps
+    hold on to it, so other numbers come last.
     """
+    roughly, closely = 1e-4, 1e-5
     strides = dict.fromkeys((max(1, recipe.steps // 8), 1))
     others = [recipe.steps + sign * stride for stride in strides for sign in (-1, 1)]
-    chosen = [(recipe, exactness) for exactness in (ROUGHLY, CLOSELY)]
-    chosen += [(with_steps(recipe, s), ROUGHLY) for s in others if layers.free and s > 0]
+    chosen = [(recipe, exactness) for exactness in (roughly, closely)]
+    chosen += [(with_steps(recipe, s), roughly) for s in others if layers.free and s > 0]
     return (one for one in chosen if layers.budget.steps > 0)
 
 
 def moved(layers: Layers, best: Polished, recipe: GradientDescent, exactness: float) -> Polished:
-    """One step of the points along the recipe's path, and the recipe that then fits best."""
+    """One step of the points along the recipe's path, and the recipe that then fits best; with
+    another number of steps if the gap falls slowly."""
     path = path_of(layers.training, best.y, recipe, layers.budget)
     y = fit_points(layers, path, best.y, exactness)
     fit = fit_recipe(layers.training, y, recipe, layers.budget)
-    if fit.gap > QUICKLY * best.fit.gap:
-        fit = with_strides(layers, y, fit, FINE)
+    if fit.gap > 0.7 * best.fit.gap:
+        fit = with_strides(layers, y, fit, (8, 1000))
     return Polished(y=y, fit=fit, moved=float((y - best.y).square().sum(1).max()))
 
 
@@ -142,13 +141,15 @@ def with_strides(layers: Layers, y: Tensor, fit: Fit, parts: Sequence[int]) -> F
     return fit_steps(layers.training, y, fit, layers.budget, strides)
 
 
-def path_of(training: Training, y: Tensor, recipe: GradientDescent, budget: Budget) -> list[Tensor]:
-    """The first layer's weights (w x n) along the run, bent to end at the released ones."""
+def path_of(
+    training: Training, y: Tensor, recipe: GradientDescent, budget: Budget, *, knots: int = 24
+) -> list[Tensor]:
+    """The first layer's weights (w x n) at `knots` of the run, bent to end at the released ones."""
     path = [training.start[0].double()]
     run_again(training, y, recipe, budget, lambda knot: path.append(knot.double()))
     way = torch.stack([(knot - path[0]).norm() for knot in path])
     share = way.cummax(0).values / way.max().clamp(min=1e-300)
-    wanted = torch.linspace(0, 1, min(KNOTS, len(path)), dtype=torch.float64)
+    wanted = torch.linspace(0, 1, min(knots, len(path)), dtype=torch.float64)
     chosen = torch.searchsorted(share, wanted).clamp(max=len(path) - 1).unique()
     miss = training.end[0] - path[-1]
     return [path[k] + share[k] * miss for k in chosen.tolist()]
@@ -163,7 +164,7 @@ def fit_points(layers: Layers, path: list[Tensor], y: Tensor, exactness: float) 
     along = [y @ knot.T for knot in path]
     images = torch.cat([images_of(activation, t, change.shape[1]) for t in along])  # (q n) x (w+1)
     left, sizes, right = torch.linalg.svd(images, full_matrices=False)
-    kept = sizes > SPANNED * sizes[0]
+    kept = sizes > 1e-6 * sizes[0]  # directions that the features have, beside rounding
     kept[change.shape[1] // 2 :] = False  # or nothing would be left to tell points by
     inside = change @ right[kept].T
     operator = Sensitivity(

@@ -11,24 +11,24 @@ from torch import Tensor
 
 from remnant.solvers.algebra import eigenvectors
 from remnant.solvers.difference.duals import DENSE
-from remnant.solvers.difference.graph import LIGHT
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.spans import Span
-
-ROOM = 6  # neurons for each record
-FAINT = 1e-5  # of the strongest direction of the next layer's change; below, drift hides features
-LEAST_ZERO = 1e-4  # of a dual's root-mean-square: below that, an entry is always taken for zero
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Two consecutive dense layers seen from the records' span; y (n) are coordinates in it."""
+    """What two consecutive dense layers say of n records, in coordinates of the records' span.
 
-    span: Span
+    A point is a row y (n): the input x~ = y right, with pre-activations start y and end y. A dual
+    is a row z (n): what each of the w neurons learned is left z (see `duals`).
+    """
+
+    span: Span  # left (w x n), scale (n) and right (n x (d+1)) of the first layer's change
     start: Tensor  # w x n: pre-activations of y at the initial weights
     end: Tensor  # w x n: and at the final ones
     soft: Tensor  # w x w float32: soft projector on the features' space
     follows: Tensor  # w x w: Gram matrix of the next layer's change, its largest eigenvalue 1
-    sizes: Tensor  # w: singular values of that change, relative, none below FAINT
+    sizes: Tensor  # w: singular values of that change, relative, none below `faint`
     signals: Tensor | None = None  # w x c: before the output layer, what comes back from it
     zero: float  # below this, relative to its root-mean-square, an entry of a dual is zero
     noise: float  # root-mean-square error of an entry of the first layer's change
@@ -38,23 +38,17 @@ class Problem:
         return self.start.shape[1]
 
     @property
-    def roomy(self) -> bool:
-        """Whether there are many records, and so many neurons that far more of them are silent than
-        a dual needs; not before an output layer, which has no features."""
-        room = len(self.start) > ROOM * self.count
-        return self.signals is None and self.count > DENSE and room
-
-    @property
-    def coarse(self) -> torch.dtype:
-        """What a search multiplies in. Where there is room it bears rounding to 8 bits, and takes a
-        third of the time on processors that have products of such numbers."""
+    def search_dtype(self) -> torch.dtype:
+        """What the search multiplies in. Many records in a wide network bear rounding to 8 bits,
+        which takes a third of the time on processors that have such products."""
         quick = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-        return torch.bfloat16 if self.roomy and quick() else torch.float32
+        wide = self.count > DENSE and len(self.start) > 6 * self.count
+        return torch.bfloat16 if wide and quick() else torch.float32
 
     @cached_property
     def ends(self) -> Tensor:
         """2w x n: pre-activations of y at both ends, as the search weighs them."""
-        return torch.cat([self.start, math.sqrt(LIGHT) * self.end])
+        return torch.cat([self.start, math.sqrt(TOLERANCES.end_weight) * self.end])
 
     @cached_property
     def gram(self) -> Tensor:
@@ -63,23 +57,24 @@ class Problem:
 
     @cached_property
     def directions(self) -> Tensor:
-        """w x w float32: right directions of the next layer's change, as rows. They take by far the
-        most of its time, so only what cannot do without has them."""
+        """w x w float32: right singular directions of the next layer's change, as rows. They cost
+        more than all else here, so they are made only when asked for."""
         return eigenvectors(self.follows)[1].flip(1).T.float()
 
     def penalty(self, exponent: float = 0.75) -> Tensor:
-        """w x w float32: what it costs to leave the features' space, weakest directions most."""
+        """w x w float32: rows whose products with features measure how far these are outside the
+        next layer's change; its weakest directions count most, by the power `exponent`."""
         return (self.sizes / self.sizes[-1]).pow(-exponent).float()[:, None] * self.directions
 
     @cached_property
     def _triangle(self) -> Tensor:
         """w x w: of the next layer's Gram matrix, its faint directions filled up."""
-        triangle: Tensor = torch.linalg.cholesky(raised(self.follows, FAINT**2))
+        triangle: Tensor = torch.linalg.cholesky(raised(self.follows, TOLERANCES.faint**2))
         return triangle
 
     def foreign(self, fired: Tensor) -> Tensor:
-        """k: the share of what is fired (k x w) that the next layer's change does not contain. What
-        it contains in a weak direction counts as foreign by the inverse square of its size."""
+        """k: the share of features (k x w) that is outside the next layer's change. What is in one
+        of its weak directions counts as outside by the inverse square of that direction's size."""
         across: Tensor = torch.linalg.solve_triangular(self._triangle, fired.T, upper=False)
         part = across.square().sum(0) / fired.square().sum(1).clamp(min=1e-30)
         return self.sizes[-1] ** 2 * part
@@ -109,10 +104,14 @@ def pose(
     *,
     precision: float,
 ) -> Problem:
-    """first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w."""
+    """The problem of a first layer that another hidden one follows.
+
+    first_start, first_end: w x (d+1), [weights | bias]. next_change: v x w. precision: the relative
+    rounding of stored weights.
+    """
     follows = next_change.T @ next_change
     sizes = torch.linalg.eigvalsh(follows).flip(0).clamp(min=0).sqrt()
-    follows, sizes = follows / sizes[0] ** 2, (sizes / sizes[0]).clamp(min=FAINT)
+    follows, sizes = follows / sizes[0] ** 2, (sizes / sizes[0]).clamp(min=TOLERANCES.faint)
     return Problem(
         span=span,
         start=first_start @ span.right.T,
@@ -126,16 +125,18 @@ def pose(
 
 
 def soft_projector(follows: Tensor, sizes: Tensor, count: int) -> Tensor:
-    """w x w float32: on the space of features of so many records, from the next layer's Gram matrix
-    and its singular values.
+    """w x w float32: soft projector on the features of `count` records, from the next layer's Gram
+    matrix G and its singular values.
 
-    Weights drift, so the features do not fill exactly n directions of the next layer's change. This
-    gives weight 1/2 to direction number 3 n, instead of a cut; but not beyond half the width, where
-    any point would fit. That is G / (G + half), without a direction of G, whose faint ones are
-    filled up: a next layer of few neurons leaves most of them empty, and features are there too.
+    Weights drift, so features do not fill exactly n directions of the next layer's change. Instead
+    of a cut, direction number 3 n gets the weight 1/2 (but none beyond half the width, where any
+    point would fit): G / (G + half). Faint directions are filled up first: a next layer of few
+    neurons leaves most of them empty, and features are there too.
     """
     half = float(sizes[min(3 * count, len(sizes) // 2)]) ** 2
-    rest = torch.cholesky_inverse(torch.linalg.cholesky(raised(follows, half + FAINT**2)))
+    rest = torch.cholesky_inverse(
+        torch.linalg.cholesky(raised(follows, half + TOLERANCES.faint**2))
+    )
     return raised(-half * rest, 1.0).float()
 
 
@@ -176,7 +177,7 @@ def pose_output(
 def zero_level(span: Span, weights: Tensor, precision: float) -> float:
     """Ten times what rounding the weights does to the weakest direction's duals."""
     rounding = rounding_of(weights, precision)
-    return min(0.03, max(LEAST_ZERO, 10 * rounding / float(span.scale[-1])))
+    return min(0.03, max(TOLERANCES.least_zero, 10 * rounding / float(span.scale[-1])))
 
 
 def rounding_of(weights: Tensor, precision: float) -> float:

@@ -19,13 +19,7 @@ from torch.func import functional_call
 from remnant.training.losses import loss_named
 from remnant.training.recipes import GradientDescent
 
-# First guesses of the number of steps, of the time (what a slope of 1 would move by), of momentum.
-FIRST_STEPS, FIRST_TIME, FIRST_MOMENTA = 16, 10.0, (0.0, 0.5, 0.9)
 LARGEST_MOMENTUM = 0.999
-NUDGE = 1e-3  # of log-time and momentum, for differences
-LINE = (1.0, 0.3, 0.1, 0.03)  # shares of a Gauss-Newton step that are tried
-SETTLED = 1e-2  # share of the gap below which a gain is none
-CLEARER = 0.05  # share of the gap by which another number of steps has to lower it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,30 +96,41 @@ def run_again(
 
 
 def travelled(momentum: float, steps: int) -> float:
-    """The way of a weight whose gradient is 1 throughout, over the step size."""
+    """How far a weight moves whose gradient is 1 in every step, over the step size."""
     return math.fsum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
 
 
-def guesses(loss: str, told: GradientDescent | None = None) -> list[GradientDescent]:
-    """Recipes to begin a fit with where the number of steps is not told."""
+def guesses(
+    loss: str, told: GradientDescent | None = None, *, steps: int = 16, time: float = 10.0
+) -> list[GradientDescent]:
+    """Recipes to begin a fit with where the number of steps is not told: `steps` that move a weight
+    whose gradient is 1 by `time`."""
     return [
         GradientDescent(
-            lr=FIRST_TIME / travelled(momentum, FIRST_STEPS),
+            lr=time / travelled(momentum, steps),
             momentum=momentum,
-            steps=FIRST_STEPS,
+            steps=steps,
             loss=loss,
             weight_decay=0.0 if told is None else told.weight_decay,
         )
-        for momentum in (FIRST_MOMENTA if told is None else (told.momentum,))
+        for momentum in ((0.0, 0.5, 0.9) if told is None else (told.momentum,))
     ]
 
 
 def fit_recipe(
-    training: Training, y: Tensor, first: GradientDescent, budget: Budget, *, rounds: int = 5
+    training: Training,
+    y: Tensor,
+    first: GradientDescent,
+    budget: Budget,
+    *,
+    rounds: int = 5,
+    nudge: float = 1e-3,
+    settled: float = 1e-2,
 ) -> Fit:
     """Step size and momentum by Gauss-Newton steps from `first`, whose number of steps stays.
 
-    Its unknowns are the logarithm of the time travelled, and the momentum.
+    Its unknowns are the logarithm of the time travelled, and the momentum; slopes are differences
+    by `nudge`. It ends where a step lowers the gap by less than the share `settled`.
     """
     steps, unit = first.steps, training.moved
 
@@ -145,21 +150,21 @@ def fit_recipe(
     x = torch.tensor([math.log(time), first.momentum], dtype=torch.float64)
     here = residual(x)
     for _ in range(rounds):
-        nudges = torch.diag(torch.tensor([NUDGE, -NUDGE if x[1] > 0.5 else NUDGE])).double()
+        nudges = torch.diag(torch.tensor([nudge, -nudge if x[1] > 0.5 else nudge])).double()
         slopes = torch.stack([(residual(x + n) - here) / n.sum() for n in nudges], 1)
         if not bool(here.isfinite().all() & slopes.isfinite().all()):  # it diverged
             break
         solved = torch.linalg.lstsq(slopes, here[:, None], driver="gelsd").solution
         move = -solved[:, 0].double().clamp(-0.7, 0.7)
         gap = float(here.norm())
-        for share in LINE:
+        for share in (1.0, 0.3, 0.1, 0.03):
             trial = x + share * move
             trial[1] = trial[1].clamp(0.0, LARGEST_MOMENTUM)
             there = residual(trial)
             if float(there.norm()) < gap:
                 x, here = trial, there
                 break
-        if not float(here.norm()) < (1 - SETTLED) * gap or budget.steps < 0:
+        if not float(here.norm()) < (1 - settled) * gap or budget.steps < 0:
             break
     gap = float(here.norm())
     return Fit(recipe=recipe_at(x), gap=gap if math.isfinite(gap) else math.inf)
@@ -173,9 +178,16 @@ def with_steps(recipe: GradientDescent, steps: int) -> GradientDescent:
 
 
 def fit_steps(
-    training: Training, y: Tensor, best: Fit, budget: Budget, strides: Sequence[int]
+    training: Training,
+    y: Tensor,
+    best: Fit,
+    budget: Budget,
+    strides: Sequence[int],
+    *,
+    clearer: float = 0.05,
 ) -> Fit:
-    """The number of steps too: up or down by each stride in turn, while the gap falls."""
+    """The number of steps too: up or down by each stride in turn, while the gap falls by the share
+    `clearer`."""
     for stride in strides:
         better: Fit | None = best
         while better is not None and budget.steps > 0:
@@ -185,5 +197,5 @@ def fit_steps(
                 for steps in (count - stride, count + stride)
                 if steps > 0
             )
-            better = next((fit for fit in fits if fit.gap < (1 - CLEARER) * best.gap), None)
+            better = next((fit for fit in fits if fit.gap < (1 - clearer) * best.gap), None)
     return best

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.difference.graph import WEIGHT, Points
-
-RELAXATION = 1.2
+from remnant.solvers.difference.graph import Points
+from remnant.solvers.difference.tolerances import TOLERANCES
 
 Spaces = tuple[Tensor, Tensor, Tensor]
 """Orthonormal bases of t (w x r), a (w x n) and p (w x c), float32."""
 
 
 def nearest_signals(t: Tensor, a: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entry by entry the nearest with a = p where t > 0 and a = 0 where not; a counts WEIGHT."""
-    weight = WEIGHT**2
+    """The nearest to t, a, p (k x w each) with a = p where t > 0 and a = 0 where not; distances of
+    duals a count `feature_weight` times."""
+    weight = TOLERANCES.feature_weight**2
     both = (weight * a + p) / (weight + 1)
     cost_on = t.clamp(max=0).square() + weight * (a - both).square() + (p - both).square()
     on = cost_on < t.clamp(min=0).square() + weight * a.square()
@@ -35,9 +35,14 @@ def nearest_signals(t: Tensor, a: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def find_signals(
-    spaces: Spaces, starts: int, *, generator: torch.Generator, iterations: int
+    spaces: Spaces,
+    starts: int,
+    *,
+    generator: torch.Generator,
+    iterations: int,
+    relaxation: float = 1.2,
 ) -> Points:
-    """`iterations` of RRR from random starts."""
+    """Points from random starts by relaxed reflections, the smallest gaps first."""
     width = len(spaces[0])
     size_t, size_a = math.sqrt(width), math.sqrt(1.5 * width)
     t, p = (
@@ -57,7 +62,7 @@ def find_signals(
             line_a - near_a,
             _onto(2 * near_p - p, spaces[2]) - near_p,
         )
-        t, a, p = (x + RELAXATION * step for x, step in zip((t, a, p), steps, strict=True))
+        t, a, p = (x + relaxation * step for x, step in zip((t, a, p), steps, strict=True))
         if iteration % 25 == 0 or iteration == iterations:
             gap = torch.cat(steps, dim=1).norm(dim=1) / math.hypot(size_t, size_a)
             better = gap < best_gap

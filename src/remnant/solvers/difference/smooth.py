@@ -20,21 +20,11 @@ from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import damped_cholesky
 from remnant.solvers.difference import exact
-from remnant.solvers.difference.certificate import SURE, spread_of
+from remnant.solvers.difference.certificate import spread_of
 from remnant.solvers.difference.exact import Recovery
-from remnant.solvers.difference.ground import Search
+from remnant.solvers.difference.search import Search
+from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.spans import Span, rounding_level
-
-FORM, FINISH = 15, 12  # Levenberg-Marquardt steps away from known points, and free ones
-WEIGHTS = (1.0, 2.0)  # exponents of 1 / s_k then
-SIZES = (0.4, 1.2)  # of a start, times a first guess of the root-mean-square of t
-# Records leave less than this share of what is not linear in their features outside the space.
-OUTSIDE = 0.05
-ODD = 5.0  # times the median of what found points leave outside
-LARGER = (
-    128.0  # what a linear estimate of a record's squared error falls short by at most, measured
-)
-WIDE = 16  # neurons a record above which that is enough
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +41,11 @@ class SmoothProblem:
     @property
     def last(self) -> Tensor:
         return self.span.right[:, -1]
+
+    def penalty(self, exponent: float) -> Tensor:
+        """Rows that measure how far images are outside the next layer's change: v_k / s_k^exponent.
+        Larger exponents are more exact near a record, and have more false minima far from one."""
+        return self.right / self.sizes.pow(exponent)[:, None]
 
     def images(self, t: Tensor) -> Tensor:
         return images_of(self.activation, t, len(self.right))
@@ -131,7 +126,7 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
     )
     n = problem.start.shape[1]
     error = stated(problem, found.error)
-    sure = error < SURE * spread_of(found.y)
+    sure = error < TOLERANCES.sure * spread_of(found.y)
     duals = duals_of(problem.span, found.y) if len(found) == n else None
     return Recovery(
         inputs=(found.y @ problem.span.right)[:, :-1],
@@ -144,12 +139,11 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
     )
 
 
-def stated(problem: SmoothProblem, error: Tensor) -> Tensor:
-    """k: squared errors that no certified record was seen to exceed: those that came out small by
-    chance are not much smaller than the others', and few neurons a record tell all of them less."""
+def stated(problem: SmoothProblem, error: Tensor, *, wide: float = 16.0) -> Tensor:
+    """k: squared errors as they are stated: larger where there are fewer than `wide` neurons a
+    record, which tell records less well than a linear estimate says."""
     width, n = problem.start.shape
-    few = max(1.0, (WIDE * n / width) ** 2)
-    return few * exact.stated(error)
+    return max(1.0, (wide * n / width) ** 2) * exact.stated(error)
 
 
 def duals_of(span: Span, y: Tensor) -> Tensor:
@@ -180,10 +174,10 @@ def find_smooth(
             count = min(starts, max(8, 2 * n))
             y = random_starts(problem, count, found.y[: len(found) * lost], generator)
             away = torch.cat([found.y, traps[: len(traps) * (not lost)]])
-            y = descend(problem, y, WEIGHTS[0], FORM, away=away)
-            y = descend(problem, y, WEIGHTS[1], FINISH, away=found.y[:0])
-            points = judge(problem, y)
-            good = points.outside < OUTSIDE
+            y = descend(problem, y, 1.0, 15, away=away)
+            y = descend(problem, y, 2.0, 12, away=found.y[:0])
+            points = judge(problem, y, 2.0)
+            good = points.outside < TOLERANCES.foreign
             fresh = new_points(problem, points.take(good), found.y)[: n - len(found)]
             chosen = good.nonzero()[:, 0][fresh]
             traps = torch.cat([traps, y[~good][new_points(problem, points.take(~good), traps)]])
@@ -200,7 +194,7 @@ def without_odd(points: Points) -> Points:
     """Records leave similar shares outside; a point that stopped short of one leaves far more."""
     if not len(points):
         return points
-    return points.take(points.outside <= ODD * points.outside.median())
+    return points.take(points.outside <= TOLERANCES.odd * points.outside.median())
 
 
 def join(one: Points, other: Points) -> Points:
@@ -212,16 +206,22 @@ def join(one: Points, other: Points) -> Points:
 
 
 def random_starts(
-    problem: SmoothProblem, count: int, known: Tensor, generator: torch.Generator
+    problem: SmoothProblem,
+    count: int,
+    known: Tensor,
+    generator: torch.Generator,
+    *,
+    sizes: tuple[float, float] = (0.4, 1.2),
 ) -> Tensor:
-    """k x n points with the bias' 1 and sizes of t around the guess; t orthogonal to known ones."""
+    """k x n points with the bias' 1, whose t are orthogonal to those of known points and of `sizes`
+    (from, to) around the guessed one."""
     n = problem.start.shape[1]
     y = torch.randn(count, n, generator=generator, dtype=torch.float64)
     draw = torch.rand(count, 1, generator=generator, dtype=torch.float64)
     if len(known):
         others = known @ problem.start.T
         y = y - torch.linalg.lstsq(others.T, problem.start @ y.T, driver="gelsd").solution.T @ known
-    low, high = SIZES
+    low, high = sizes
     rms = (y @ problem.start.T).square().mean(1, keepdim=True).sqrt()
     y = y * problem.size * low * (high / low) ** draw / rms
     return y + ((1 - y @ problem.last) / problem.last.square().sum())[:, None] * problem.last
@@ -266,7 +266,7 @@ def descend(
     problem: SmoothProblem, y: Tensor, exponent: float, steps: int, *, away: Tensor
 ) -> Tensor:
     """Levenberg-Marquardt on the cost times prod_k (1 + (|t_k| / |t - t_k|)^2) over `away`."""
-    penalty = problem.right / problem.sizes.pow(exponent)[:, None]
+    penalty = problem.penalty(exponent)
     moves = tangent(problem.last)
     damping = torch.full((len(y),), 1e-2, dtype=torch.float64)
     value = cost(problem, y, penalty).log() + repulsion(problem, y, away)[0]
@@ -304,12 +304,13 @@ def repulsion(problem: SmoothProblem, y: Tensor, away: Tensor) -> tuple[Tensor, 
     return torch.log1p(reach / distance).sum(1), gradient
 
 
-def judge(problem: SmoothProblem, y: Tensor) -> Points:
-    """What each point leaves outside, and the squared error that this implies for it."""
-    penalty = problem.right / problem.sizes.pow(WEIGHTS[1])[:, None]
+def judge(problem: SmoothProblem, y: Tensor, exponent: float) -> Points:
+    """What each point leaves outside, over what is not linear in its features, and the squared
+    error that this implies for it."""
+    penalty = problem.penalty(exponent)
     t = y @ problem.start.T
     images = problem.images(t)
-    rest = (images @ penalty.T).norm(dim=1) * float(problem.sizes[-1]) ** WEIGHTS[1]
+    rest = (images @ penalty.T).norm(dim=1) * float(problem.sizes[-1]) ** exponent
     values, centred = images[:, : t.shape[1]], t - t.mean(1, keepdim=True)
     values = values - values.mean(1, keepdim=True)
     slope = (values * centred).sum(1) / centred.square().sum(1).clamp(min=1e-300)
@@ -319,6 +320,6 @@ def judge(problem: SmoothProblem, y: Tensor) -> Points:
     inverse = torch.cholesky_inverse(damped_cholesky(gram, 1e-14))
     scatter = inverse.diagonal(dim1=1, dim2=2).sum(1) * here / freedom
     short = (inverse @ gradient[:, :, None]).square().sum((1, 2))  # where a descent was cut short
-    error = LARGER * (scatter + short)
+    error = 2 * TOLERANCES.safety * (scatter + short)
     outside = torch.nan_to_num(rest / bent.clamp(min=1e-300), nan=math.inf)
     return Points(y=y, outside=outside, error=torch.nan_to_num(error, nan=math.inf))

@@ -1,8 +1,9 @@
 """The exact zeros of duals: what they determine, and how a dual is fitted to its own.
 
-A dual is an exactly sparse vector of a known n-dimensional space. It is *determined* if it has
-more exact zeros than a generic vector (n - 1) and they leave no second direction: a mixture of two
-records' duals vanishes only where both do, and there each of the two does on its own.
+A dual is an exactly sparse vector of a known n-dimensional space. It is *determined* by its zeros
+if they are more than a generic vector has (n - 1) and no second direction of the space is small on
+them too: a mixture of two records' duals vanishes only where both do, and there each of the two
+does on its own.
 """
 
 from __future__ import annotations
@@ -12,184 +13,83 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import eigenvectors, times
-from remnant.solvers.difference.duals import ROUGHLY, smallest_on, solve_across
-from remnant.solvers.difference.problem import LEAST_ZERO, Problem
-
-COARSE = (0.3, 0.2, 0.2)  # shares of `zero`
-# Where there is room: rounds of refits at most, the share of zeros whose change asks for another,
-# and zeros that a dual must have, for each record, or as a share of the neurons if those are fewer.
-LONGEST, STEADY, AMPLE, SHARE = 4, 0.01, 1.45, 0.18
-REFITS = (5e-3, 2e-3, 5e-4, 1e-4)  # the exact zeros sharpen from one refit to the next
-FINE = (5e-4, 1e-4, 1e-4)  # for duals that are within that of their zeros
-# The second direction's mean square on the zeros: mixtures stay below 1e-5, right duals are above
-# 1e-2 where inputs are centred and mostly above 1e-4 where they are not.
-SECOND = 1e-4
-SPARE = 8  # zeros beyond those of chance
-SPARED = 4  # zeros that must not decide
-CLEAR = 100  # times `least_second`: above that, a rough look tells
-AT_ONCE = 64  # rough looks, from two directions each
+from remnant.solvers.algebra import eigenvectors
+from remnant.solvers.difference.duals import smallest_on
+from remnant.solvers.difference.problem import Problem
+from remnant.solvers.difference.tolerances import TOLERANCES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Zeros:
-    """Exact zeros of k duals, and the direction that they exclude least."""
+    """Of k duals: how many exact zeros each has, and the least mean square (k) that a second
+    direction leaves on them, but for the `spared` zeros where it leaves most."""
 
-    count: Tensor  # k
-    second: Tensor  # k: mean square of that direction on the zeros, but for a few of them
-    direction: Tensor  # k x n
+    count: Tensor
+    second: Tensor
 
 
 def zeros_of(problem: Problem, z: Tensor, where: Tensor | None = None) -> Zeros:
-    """z: k x n. Where the zeros are no more than chance gives, nothing is excluded.
+    """Of duals z (k x n). `second` is 0 where the zeros are no more than chance gives.
 
     where (k x w, bool): neurons that count. Two records of one class may teach a neuron that both
-    fire in the same proportion, and the difference of their duals vanishes there; so only those
+    fire in the same proportion, and the difference of their duals vanishes there; so only neurons
     that a record does not fire are evidence for its dual.
-
-    A mixture of two similar records' duals has the zeros that both have, and can be made to vanish
-    on any one neuron more, or on a few by chance: SPARED of the zeros must not decide.
     """
-    left, n = problem.span.left, problem.count
     zero = zeros_below(problem, z, problem.zero)
     if where is not None:
         zero = zero & where
     count = zero.sum(1)
     second = torch.zeros(len(z), dtype=torch.float64)
-    direction = torch.zeros_like(z)
-    enough = (count > n + SPARED).nonzero()[:, 0]
-    if problem.roomy:
-        rough = left.to(problem.coarse)
-        for rows in enough.split(AT_ONCE):
-            second[rows] = nearly_second(rough, zero[rows].float(), z[rows].float()).double()
-        enough = enough[second[enough] < CLEAR * least_second(problem)]
-    for i in enough.tolist():
-        second[i], direction[i] = second_of(left[zero[i]]) if n > 1 else (1.0, 0.0)
-    return Zeros(count=count, second=second, direction=direction)
+    for i in (count > problem.count + TOLERANCES.spared).nonzero()[:, 0].tolist():
+        second[i] = second_direction(problem.span.left[zero[i]]) if problem.count > 1 else 1.0
+    return Zeros(count=count, second=second)
 
 
-def nearly_second(left: Tensor, zeros: Tensor, z: Tensor) -> Tensor:
-    """k: what `second_of` says, within a few times, by inverse power steps from random directions.
-
-    zeros: k x w of 0 and 1. The farther it is below the others, the nearer these come; the less of
-    two is taken, since one of them may begin almost across it.
-    """
-    starts = torch.randn(2, 1, z.shape[1], generator=torch.Generator().manual_seed(0))
-    direction = starts.expand(2, *z.shape).flatten(0, 1)
-    near, zeros = z.repeat(2, 1), zeros.repeat(2, 1)
-    for spared in (0, 0, 0, SPARED):
-        if spared:
-            most = (times(direction, left.T).abs() * zeros).topk(spared, dim=1)
-            zeros = zeros.scatter(1, most.indices, 0.0)
-        across = normalize(direction - (direction * near).sum(1, keepdim=True) * near, dim=1)
-        goal = across * zeros.sum(1, keepdim=True)
-        direction = normalize(solve_across(left, zeros, near, goal, ROUGHLY), dim=1)
-    second = (times(direction, left.T).square() * zeros).sum(1) / zeros.sum(1)
-    return torch.minimum(*second.chunk(2))
-
-
-def second_of(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What a second direction leaves of rows (m x n) at least, but for SPARED of them, and it."""
-    gram = rows.T @ rows
+def second_direction(rows: Tensor) -> Tensor:
+    """The second least mean square that a unit vector leaves on rows (m x n), the `spared` rows
+    left out where it leaves most: a mixture can be made to vanish on a few neurons more."""
+    gram, spared = rows.T @ rows, TOLERANCES.spared
     direction = eigenvectors(gram, only=1)[1]
-    spared = rows[(rows @ direction)[:, 0].abs().argsort()[len(rows) - SPARED :]]
-    value, direction = eigenvectors((gram - spared.T @ spared) / (len(rows) - SPARED), only=1)
-    return value[0], direction[:, 0]
+    most = rows[(rows @ direction)[:, 0].abs().argsort()[len(rows) - spared :]]
+    return eigenvectors((gram - most.T @ most) / (len(rows) - spared), only=1)[0][0]
 
 
 def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tensor:
-    """k, bool: the dual's zeros are more than chance gives and determine it up to scale."""
-    return fixed_by(problem, zeros_of(problem, z, where))
+    """k, bool: the zeros of duals z (k x n), on neurons `where`, determine them up to scale."""
+    return determined_by(problem, zeros_of(problem, z, where))
 
 
-def fixed_by(problem: Problem, zeros: Zeros) -> Tensor:
+def determined_by(problem: Problem, zeros: Zeros) -> Tensor:
     # Any vector can have n - 1 zeros, and as many again as entries happen to fall below `zero`.
-    spare = SPARED + SPARE + problem.zero * len(problem.start)
-    enough = zeros.count > problem.count + spare
-    return enough & (zeros.second > least_second(problem))
+    spare = 3 * TOLERANCES.spared + problem.zero * len(problem.start)
+    least = max(TOLERANCES.second, 30 * problem.zero**2)
+    return (zeros.count > problem.count + spare) & (zeros.second > least)
 
 
-def least_second(problem: Problem) -> float:
-    return max(SECOND, 30 * problem.zero**2)
+def fit_to_zeros(
+    problem: Problem, z: Tensor, refits: Sequence[float] = TOLERANCES.refits
+) -> Tensor:
+    """Duals (k x n) refitted to fewer and surer zeros of their own, from one refit to the next.
 
-
-def settle(
-    problem: Problem,
-    z: Tensor,
-    where: Tensor | None = None,
-    refits: Sequence[float] = REFITS,
-) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to their own zeros, and whether those (of `where`) determine each."""
-    z, ample = sharpen(problem, z, refits)
-    zeros = zeros_of(problem, z, where)
-    sure = ample & fixed_by(problem, zeros)
-    z, changed = unmix(problem, z, zeros)
-    if bool(changed.any()):
-        z[changed], ample = sharpen(problem, z[changed])
-        own = None if where is None else where[changed]
-        sure[changed] = ample & determined(problem, z[changed], own)
-    return z, sure
-
-
-def sharpen(problem: Problem, z: Tensor, refits: Sequence[float] = REFITS) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) fitted to fewer and surer zeros of their own, and which have ample ones.
-
-    `zero` leaves room for the worst rounding; where that is coarse, entries that are small but not
-    zero would bend the fit, so it ends with those that are within twice the usual rounding.
+    `problem.zero` leaves room for ten times the usual rounding; entries that are small but not zero
+    would bend a fit, so it takes those within twice that rounding.
     """
-    ample = torch.ones(len(z), dtype=torch.bool)
-    if problem.roomy:
-        z, ample = refit_until_steady(problem, z)
-    else:
-        for below in refits:
-            z = refit_on_zeros(problem, z, max(below, problem.zero))
-    # Below LEAST_ZERO all are taken for zeros; of many records such refits cost the most.
-    if problem.zero > LEAST_ZERO and not (problem.roomy and COARSE[0] * problem.zero < LEAST_ZERO):
-        for share in COARSE:
-            z = refit_on_zeros(problem, z, share * problem.zero)
-    return z, ample
+    for below in refits:
+        z = refit_on_zeros(problem, z, max(below, problem.zero / 5))
+    return z
 
 
-def refit_until_steady(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) whose exact zeros hardly change any more, and which have ample ones (k, bool).
-
-    One that vanishes on few more neurons than there are records is not exact: of 980 found at 1000
-    CIFAR-10 records 25 were off by 2e-3 to 5e-2 after two refits. After these (all of
-    them fine, as the last one still is), 18 of them were off by 1e-4 at most and had 1.9 zeros a
-    record, one by 6e-4; the other six had 1.4 at most.
-    """
-    z, least = z.clone(), max(REFITS[-1], problem.zero)
-    moving = torch.arange(len(z))
-    for _ in range(LONGEST):
-        near = z[moving]
-        for below in REFITS[1:-1]:  # duals went finer before
-            near = refit_on_zeros(problem, near, max(below, problem.zero), rough=True)
-        before = zeros_below(problem, near, least)
-        near = refit_on_zeros(problem, near, least, rough=True)
-        after = zeros_below(problem, near, least)
-        z[moving] = near
-        moving = moving[(before != after).sum(1) > STEADY * after.sum(1)]
-        if not len(moving):
-            break
-    z = refit_on_zeros(problem, z, least)
-    enough = min(AMPLE * problem.count, SHARE * len(problem.start))
-    return z, zeros_below(problem, z, least).sum(1) > enough
-
-
-def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = False) -> Tensor:
-    """The null vector of each dual's zeros, where they are more than a generic vector has.
-
-    rough: in single precision, of more than DENSE records.
-    """
+def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
+    """The null vector of each dual's entries `below`, where they are more than a generic vector has
+    and that is nearly the dual itself; else the dual."""
     left, fitted = problem.span.left, z.clone()
     zeros = zeros_below(problem, z, below)
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
     if not bool(enough.any()):
         return fitted
     near = z[enough]
-    fresh = smallest_on(left, zeros[enough], near, rough=rough)
+    fresh = smallest_on(left, zeros[enough], near)
     same = (fresh * near).sum(1).abs() > 0.999
     fitted[enough] = torch.where(same[:, None], fresh, near)
     return fitted
@@ -198,25 +98,3 @@ def refit_on_zeros(problem: Problem, z: Tensor, below: float, *, rough: bool = F
 def zeros_below(problem: Problem, z: Tensor, below: float) -> Tensor:
     """k x w, bool: where duals (k x n) vanish."""
     return (z @ problem.span.left.T).abs() < below
-
-
-def unmix(problem: Problem, z: Tensor, zeros: Zeros) -> tuple[Tensor, Tensor]:
-    """Duals (k x n) whose zeros leave a second direction, without their part in it, and which (k).
-
-    In the plane of two similar records' duals, each of the two has more zeros than any mixture: it
-    is where many neurons agree on the share of the second direction to take out.
-    """
-    mixed = (zeros.count > problem.count) & (zeros.second < least_second(problem))
-    z, changed, left = z.clone(), torch.zeros_like(mixed), problem.span.left
-    for i in mixed.nonzero()[:, 0].tolist():
-        a, b = left @ z[i], left @ zeros.direction[i]
-        shares = (a / b)[b.abs() > 0.03].sort().values
-        if len(shares) <= SPARED:
-            continue
-        close = shares[SPARED:] - shares[:-SPARED]
-        if float(close.min()) < 2 * problem.zero:
-            at = int(close.argmin())
-            share = shares[at : at + SPARED + 1].median()
-            z[i] = normalize(z[i] - share * zeros.direction[i], dim=0)
-            changed[i] = True
-    return z, changed

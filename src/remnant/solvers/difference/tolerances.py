@@ -1,0 +1,75 @@
+"""The numbers that recovery from two checkpoints rests on, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """What counts as zero, as near and as proved; each field says what it trades.
+
+    Entries of a dual are relative to its root-mean-square. Squared errors and distances of records
+    are relative to the records' spread.
+    """
+
+    # The layers
+    least_zero: float = 1e-4
+    """An entry of a dual below it is an exact zero, at any precision of the weights. Larger bears
+    more noise, but lets mixtures of similar records' duals pass."""
+    faint: float = 1e-5
+    """Singular values of the next layer's change are raised to this share of the largest. Smaller
+    trusts directions that are mostly drift and rounding."""
+
+    # The search
+    feature_weight: float = 2.0
+    """A distance in features counts so many times one in pre-activations. Larger follows the next
+    layer more closely, and bears less drift of the weights."""
+    end_weight: float = 0.1
+    """Squared distances at the final weights, and of duals, count so many times those at the
+    initial weights. Larger lets duals lead: better among few records, worse near the limit."""
+    cosines: tuple[float, ...] = (1.0, 0.4, 0.6, 0.8)
+    """The largest cosine between points of a round, and with points found; the next one after a
+    round that brought little. Smaller finds other records, larger those that are alike."""
+    gap: float = 0.4
+    """Points whose two projections are farther apart are no records. Larger tries more of them."""
+    same_dual: float = 0.995
+    """Duals with a larger cosine are one record's. Similar records of one class reach 0.96."""
+    widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+    """Of the penalty that makes duals sparse. Wide ones forgive neurons wrongly taken for silent,
+    narrow ones leave out small entries that are no zeros. The last two are taken only where a dual
+    begins from its point alone."""
+    refits: tuple[float, ...] = (5e-3, 2e-3, 5e-4, 1e-4)
+    """Entries below are zeros in one refit of a dual after the other. Coarse ones bear a rough
+    dual, fine ones leave out small entries that are no zeros."""
+
+    # The certificate
+    second: float = 1e-4
+    """A second direction's mean square on a dual's zeros: above, the zeros determine the dual.
+    Mixtures stay below 1e-5; right duals are above 1e-2, or mostly above 1e-4 if not centred."""
+    spared: int = 4
+    """Zeros that must not decide, since a mixture has a few by chance. More need wider layers."""
+    firing: float = 0.1
+    """Share of a dual's zeros that its record may fire, since masks move between batches; of an
+    estimate half of it. Right estimates reach 0.035, other records begin at 0.07."""
+    active: float = 0.25
+    """Share of a record's silent neurons that its dual may move, for the same reason."""
+    far: float = 0.1
+    """Squared distance of a record from the point that the search found for it."""
+    foreign: float = 0.05
+    """Share of a record's features that the next layer's change may lack, over what blends of two
+    records lack. Records reach 0.03, in narrow networks 0.12, uncentred 0.3."""
+    odd: float = 4.0
+    """Times the median share that is lacking: above, a record is odd. Records reach 3."""
+    most: float = 0.8
+    """Share of all records that must pass before any does: a wrong dual spoils records other than
+    its own, so that few may pass by chance."""
+    sure: float = 1e-2
+    """The largest squared error to expect of a certified record."""
+    safety: float = 64.0
+    """What a linear estimate of a squared error is multiplied by before it is stated; half as much
+    again, or twice, for estimates whose error is told less well. Larger is exceeded by fewer
+    records and certifies fewer."""
+
+
+TOLERANCES = Tolerances()
