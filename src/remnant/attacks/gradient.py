@@ -152,15 +152,13 @@ class Gradient:
         if known.records is None or known.loss is None:
             reason = "matching needs the number of records and the loss; give --records and --loss"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        how = "inferred" if known.labels is None else "known"
-        settings = Matching.inverting(steps=self.steps, restarts=self.restarts, labels=how)
         found = match_gradient(
             target.model,
             known.loss,
             evidence.vector,
             count=known.records,
             input_shape=target.input_shape,
-            settings=settings,
+            settings=Matching(steps=self.steps, restarts=self.restarts),
             generator=generator,
             labels=known.labels,
             bounds=model_box(target),
