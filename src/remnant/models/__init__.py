@@ -2,7 +2,7 @@
 
 from remnant.models.activations import ACTIVATIONS, Cubic, Floor, activation
 from remnant.models.align import align, infer_model, load_weights
-from remnant.models.build import build, count_parameters
+from remnant.models.build import build
 from remnant.models.linearised import Linearised, linearise
 from remnant.models.malicious import Trap, trap
 from remnant.models.spec import Conv, Dense, ModelSpec, Pool, parse_model
@@ -21,7 +21,6 @@ __all__ = [
     "activation",
     "align",
     "build",
-    "count_parameters",
     "infer_model",
     "linearise",
     "load_weights",

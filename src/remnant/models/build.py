@@ -57,11 +57,6 @@ def build(
     return model
 
 
-def count_parameters(model: nn.Module) -> int:
-    """The length of the model's parameter vector."""
-    return sum(p.numel() for p in model.parameters())
-
-
 def _skeleton(spec: ModelSpec, dtype: torch.dtype) -> nn.Sequential:
     """The layers with unset weights. Made on `meta`, where PyTorch's own draws cost nothing."""
     modules: list[nn.Module] = []

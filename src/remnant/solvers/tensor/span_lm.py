@@ -45,7 +45,6 @@ class SpanSettings:
 
     tolerance: float = 1e-7
     attempts: int = 8  # decompositions, all but the first from a sample of the neurons
-    projections: int = 100
     iterations: int = 200
     renewals: int = 3  # of doubtful records, after each descent
 
@@ -208,7 +207,7 @@ def propose(
     # A bias of its own in every neuron blurs the parity: then every order speaks.
     blurred = bool(eq.offset.any())
     speaking = [moments[k] for k in orders[1:] if blurred or not vanishing(eq.activation, k)]
-    u = decompose(speaking, generator=generator, projections=settings.projections).directions
+    u = decompose(speaking, generator=generator).directions
     sizes = {k: component_weights(moments[k], u) for k in orders}
     norms = scales_and_signs(eq.activation, sizes).signed_norm
     u = u @ back
