@@ -20,9 +20,9 @@ from remnant.attacks.outcome import (
 )
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.batch.graph_search import BatchSearch
 from remnant.solvers.batch.matching import Matching, match_gradient
 from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.batch.tolerances import Tolerances
 from remnant.solvers.blends import BLENDS, told_apart
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.layers import Pair, first_pair
@@ -94,7 +94,7 @@ class Gradient:
             precision=evidence.precision,
             last=pair.last,
             bias=pair.first.bias is not None,
-            settings=BatchSearch(walkers=self.walkers, patience=self.patience),
+            settings=Tolerances(walkers=self.walkers, patience=self.patience),
             generator=generator,
         )
         if (

@@ -18,9 +18,10 @@ from torch.nn.functional import normalize
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import complement, damped_cholesky, distinct
-from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found
+from remnant.solvers.batch.graph_search import Found, nothing_found
 from remnant.solvers.batch.smooth_problem import SmoothProblem
 from remnant.solvers.batch.smooth_refine import refine
+from remnant.solvers.batch.tolerances import Tolerances
 
 FORM, FINISH = 15, 12  # Levenberg-Marquardt steps on the sphere of a fixed size, and off it
 STARTS = 16  # starts of a round
@@ -32,7 +33,7 @@ KNOWN_SIZES = (0.6, 1.0)  # of the sizes of found records
 
 
 def search_smooth(
-    problem: SmoothProblem, settings: BatchSearch, tolerance: float, generator: torch.Generator
+    problem: SmoothProblem, settings: Tolerances, tolerance: float, generator: torch.Generator
 ) -> Found:
     """Records until all are found or patience ends; each is exact on its own.
 
