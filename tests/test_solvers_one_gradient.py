@@ -128,7 +128,7 @@ def test_both_sides_refine_a_record_and_say_how_far_off_it_may_be():
     away = torch.randn(y.shape, generator=generator, dtype=y.dtype) * 1e-3 * y.norm() / 12
     start = y + away
     start = start / (start @ problem.one)[:, None]
-    got = refine(problem, start)
+    got = refine(problem, start, Tolerances())
     error = ((got.y @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
     before = ((start @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
     assert float((error / before).max()) < 0.05
@@ -140,7 +140,7 @@ def test_a_point_that_is_no_record_is_never_vouched_for():
     _, y, problem = smooth_problem(12, nn.Tanh(), torch.float32)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(40, 12, generator=generator, dtype=y.dtype)
-    got = refine(problem, start / (start @ problem.one)[:, None])
+    got = refine(problem, start / (start @ problem.one)[:, None], Tolerances())
     nearest = torch.cdist(got.y, y).min(1).values / got.y.norm(dim=1)
     wrong = nearest > 1e-2
     assert bool(wrong.any())

@@ -28,3 +28,14 @@ class Tolerances:
     # Distances in s = f(t), and in a dual a, count so many times those in t: silent neurons then
     # stay silent. Weights of 2 to 3 take half to a sixth of the iterations of 1.
     weight: float = 2.0
+    # Smooth layers. Before a record is known, |t| is looked for from its least possible value up; a
+    # start of half to 1.1 times the right size finds a record.
+    starts: int = 16  # of a round
+    largest: float = 40.0  # times the least size, up to which the first records are looked for
+    known_sizes: tuple[float, float] = (0.6, 1.0)  # of found records: where others are looked for
+    form: int = 15  # Levenberg-Marquardt steps on the sphere of a fixed size
+    finish: int = 12  # and off it
+    near: float = 2.0  # residual below which a point is worth refining; lost ones end at 4
+    refinements: int = 12  # Gauss-Newton steps on both sides of a record
+    still: float = 1e-6  # relative length of a step that changes nothing
+    chunk: int = 16  # records refined at a time: k x w x 3n numbers are held
