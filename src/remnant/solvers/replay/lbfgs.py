@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from remnant.checkpoints import checkpoint
+from remnant.solvers.replay.tolerances import TOLERANCES
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """K x d -> values K and gradients K x d, row by row."""
 
-ARMIJO = 1e-4
 Pair = tuple[Tensor, ...]
 """A step, the change of the gradient (K x d each), and 1 / their product (K; 0: not used)."""
 
@@ -71,7 +71,7 @@ def minimise(
         value, gradient = objective(tried)
         each()
         count += 1
-        good = (value <= f + ARMIJO * step * slope) & value.isfinite()
+        good = (value <= f + TOLERANCES.armijo * step * slope) & value.isfinite()
         good &= gradient.isfinite().all(1)
         pairs = _remember(pairs, good, tried - x, gradient - g, history)
         shorter = _shorter(f, slope, step, value)

@@ -14,8 +14,9 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.solvers.replay.chart import Chart, chart_of
 from remnant.solvers.replay.columns import Box
-from remnant.solvers.replay.depend import MOVE, idle_records
+from remnant.solvers.replay.depend import idle_records
 from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import end_of_run
 from remnant.solvers.replay.ways import Problem, ReplaySettings, newton, solve, solvers_for
 from remnant.training.fleet import SharedRun
@@ -185,7 +186,7 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
     generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
     draw = torch.randn(records.shape[1:], generator=generator, dtype=torch.float64).to(records)
     known = problem.run.inputs
-    far = MOVE * (known if len(known) else records).std()
+    far = TOLERANCES.move * (known if len(known) else records).std()
     plain = replace(problem, settings=replace(problem.settings, bends=(0.0,) * 4))
     solver = newton if problem.jumps else solve
     found = solver(plain, records + far * draw, labels, problem.settings.evaluations)

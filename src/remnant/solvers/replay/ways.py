@@ -17,11 +17,10 @@ from remnant.solvers.replay.lbfgs import Minimum, joined, minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import first_weight
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import misfit
 from remnant.training.fleet import SharedRun, slots
 from remnant.training.recipes import Adam
-
-BEND = 10.0  # of the kinks where Gauss-Newton steps did not arrive and a line search goes on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,7 @@ def solvers_for(problem: Problem) -> tuple[Solver, ...]:
         if not problem.jumps:
             return first, near, solve
         return first, partial(newton, steps=slice(3, None, 2)), near, newton, near, solve
-    return (newton, partial(solve, bend=BEND), solve) if problem.jumps else (solve,)
+    return (newton, partial(solve, bend=TOLERANCES.bend), solve) if problem.jumps else (solve,)
 
 
 def newton(
