@@ -9,7 +9,7 @@ from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of, solve_columns
 from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import minimise, rows_of, with_rows
+from remnant.solvers.replay.lbfgs import minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import frames
@@ -175,48 +175,3 @@ def test_rows_of_lbfgs_are_independent():
     alone = minimise(bowl, bowl_starts()[1:2], evaluations=60)
     assert together.values.max() < 1e-15
     assert torch.allclose(together.points[1:2], alone.points, atol=1e-12)
-
-
-def test_lbfgs_goes_on_where_it_was():
-    whole = minimise(bowl, bowl_starts(), evaluations=14)
-    begun = minimise(bowl, bowl_starts(), evaluations=9)
-    # The point where it goes on is evaluated once more.
-    gone_on = minimise(bowl, begun.points, evaluations=6, pairs=begun.pairs)
-    anew = minimise(bowl, begun.points, evaluations=6)
-    assert torch.allclose(gone_on.points, whole.points, atol=1e-9)
-    assert (gone_on.values < 0.1 * anew.values).all()
-
-
-def test_rows_of_lbfgs_have_evaluations_of_their_own():
-    allowed = torch.tensor([3, 12, 12])
-    mixed = minimise(bowl, bowl_starts(), evaluations=allowed)
-    assert mixed.evaluations == 12
-    for row, count in enumerate(allowed.tolist()):
-        alone = minimise(bowl, bowl_starts()[row : row + 1], evaluations=count)
-        assert torch.allclose(mixed.points[row], alone.points[0], atol=1e-12)
-
-
-def test_some_rows_of_lbfgs_go_on_and_the_others_wait():
-    begun = minimise(bowl, bowl_starts(), evaluations=6)
-    some = torch.tensor([0, 2])
-    more = minimise(bowl, begun.points[some], evaluations=5, pairs=rows_of(begun.pairs, some))
-    points = begun.points.index_copy(0, some, more.points)
-    pairs = with_rows(begun.pairs, 3, some, more.pairs)
-    together = minimise(bowl, points, evaluations=5, pairs=pairs)
-    waited = minimise(bowl, begun.points[1:2], evaluations=5,
-                      pairs=rows_of(begun.pairs, torch.tensor([1])))  # fmt: skip
-    went_on = minimise(bowl, more.points, evaluations=5, pairs=more.pairs)
-    assert torch.allclose(together.points[1], waited.points[0], atol=1e-12)
-    assert torch.allclose(together.points[some], went_on.points, atol=1e-12)
-
-
-def test_rows_that_waited_keep_their_newest_pairs():
-    begun = minimise(bowl, bowl_starts(), evaluations=6)
-    later = [(step[:1], change[:1], inverse[:1]) for step, change, inverse in begun.pairs] * 2
-    merged = with_rows(begun.pairs, 3, torch.tensor([0]), later)
-    assert len(merged) == 2 * len(begun.pairs)
-    assert all(float(inverse[1:].max()) == 0 for _, _, inverse in merged[: len(begun.pairs)])
-    for pair, mixed in zip(begun.pairs, merged[len(begun.pairs) :], strict=True):
-        assert all(torch.equal(a[1:], b[1:]) for a, b in zip(pair, mixed, strict=True))
-    alone = with_rows([], 3, torch.tensor([0]), later)
-    assert [len(part) for part in alone[0]] == [3, 3, 3]

@@ -9,7 +9,6 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.replay import solve as solve_module
-from remnant.solvers.replay import ways
 from remnant.solvers.replay.chart import chart_of
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.solve import replay, replay_update
@@ -38,7 +37,7 @@ def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
         """Labels one off, as long as not all of them are followed up."""
         begun = first(problem, weights, starts)
         told = problem.settings.doubt > 2
-        return begun if told else replace(begun, labels=(begun.labels + 1) % 10, pairs=[])
+        return begun if told else replace(begun, labels=(begun.labels + 1) % 10)
 
     monkeypatch.setattr(solve_module, "likely_labels", misled)
     again = replace(QUICK, hopeful=1e6)
@@ -61,63 +60,6 @@ def test_convolutions_are_matched_to_a_smaller_residual_and_that_alone_is_no_sec
     assert bool((found.residual < 1e-4).all())
     assert torch.equal(found.matched, found.residual <= 1e-6)
     assert found.evaluations == settings.evaluations
-
-
-@pytest.mark.parametrize(("evaluations", "short"), [(15, 8), (12, 1), (6, 8)])
-def test_evaluations_count_those_that_told_the_label(evaluations, short, monkeypatch):
-    run, released, *_ = a_run()
-    plain, calls = ways.misfit, []
-
-    def counted(*args, **more):
-        calls.append(len(args[1]))
-        return plain(*args, **more)
-
-    monkeypatch.setattr(ways, "misfit", counted)
-    settings = replace(
-        QUICK, evaluations=evaluations, label_evaluations=short, labels_tried=1, hopeful=0.0
-    )
-    found = replay(run, released, starts=starts_of(run), settings=settings)
-    assert len(calls) == found.evaluations == evaluations
-
-
-def test_what_the_short_run_told_of_the_curvature_is_kept(monkeypatch):
-    run, released, *_ = a_run()
-    plain, told = ways.solve, []
-
-    def watched(problem, starts, labels, evaluations, **more):
-        told.append((len(starts), evaluations, more.get("pairs")))
-        return plain(problem, starts, labels, evaluations, **more)
-
-    monkeypatch.setattr(solve_module, "solve", watched)
-    monkeypatch.setattr(ways, "solve", watched)
-    settings = replace(QUICK, labels_tried=1, hopeful=0.0)
-    replay(run, released, starts=starts_of(run), settings=settings)
-    (rows, first, none), (_, rest, pairs) = told
-    assert first == QUICK.label_evaluations
-    assert none is None
-    assert rest.tolist() == [QUICK.evaluations - first] * rows
-    assert len(pairs) > 4
-    assert all(len(part) == rows for pair in pairs for part in pair)
-
-
-@pytest.mark.parametrize("close", [0.0, 1e9])
-def test_labels_that_stay_close_get_another_short_run(close, monkeypatch):
-    run, released, truth, labels = a_run()
-    plain, rows = solve_module.solve, []
-
-    def counted(problem, starts, *rest, **more):
-        rows.append(len(starts))
-        return plain(problem, starts, *rest, **more)
-
-    monkeypatch.setattr(solve_module, "CLOSE", close)
-    monkeypatch.setattr(solve_module, "solve", counted)
-    monkeypatch.setattr(ways, "solve", counted)
-    settings = replace(QUICK, doubt=1e9, labels_tried=4)
-    found = replay(run, released, starts=starts_of(run), settings=settings)
-    followed = 4 * len(labels)
-    assert rows == ([followed, followed, len(labels)] if close else [followed, len(labels)])
-    assert torch.equal(found.labels, labels)
-    assert worst(found, truth) < 1e-7
 
 
 @pytest.mark.parametrize("what", ["initial weights", "order", "noise"])

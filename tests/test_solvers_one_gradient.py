@@ -9,13 +9,18 @@ from torch import nn
 from remnant.errors import InputError
 from remnant.solvers.batch import one_gradient
 from remnant.solvers.batch.frames import Coordinates, deflate, first_side, pose_frames
-from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph, solve_features
+from remnant.solvers.batch.graph_search import (
+    Found,
+    nearest_on_graph,
+    search_graph,
+    solve_features,
+)
 from remnant.solvers.batch.one_gradient import leak_of, recover_batch
 from remnant.solvers.batch.output_search import Spaces, add_last, leave_out, nearest_signals
 from remnant.solvers.batch.pairs import solve_pairs
 from remnant.solvers.batch.resimulate import resimulate, slope_at
 from remnant.solvers.batch.smooth_refine import refine, slope_and_curvature
-from remnant.solvers.batch.walkers import WEIGHT, nearest_on_graph
+from remnant.solvers.batch.tolerances import Tolerances
 from remnant.solvers.spans import count_in_noise, decompose
 
 INPUTS = 60
@@ -123,7 +128,7 @@ def test_both_sides_refine_a_record_and_say_how_far_off_it_may_be():
     away = torch.randn(y.shape, generator=generator, dtype=y.dtype) * 1e-3 * y.norm() / 12
     start = y + away
     start = start / (start @ problem.one)[:, None]
-    got = refine(problem, start)
+    got = refine(problem, start, Tolerances())
     error = ((got.y @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
     before = ((start @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
     assert float((error / before).max()) < 0.05
@@ -135,11 +140,11 @@ def test_a_point_that_is_no_record_is_never_vouched_for():
     _, y, problem = smooth_problem(12, nn.Tanh(), torch.float32)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(40, 12, generator=generator, dtype=y.dtype)
-    got = refine(problem, start / (start @ problem.one)[:, None])
+    got = refine(problem, start / (start @ problem.one)[:, None], Tolerances())
     nearest = torch.cdist(got.y, y).min(1).values / got.y.norm(dim=1)
     wrong = nearest > 1e-2
     assert bool(wrong.any())
-    assert float(got.deviation[wrong].min()) > one_gradient.SMOOTH
+    assert float(got.deviation[wrong].min()) > Tolerances().smooth
 
 
 def test_slope_and_curvature_are_the_derivatives():
@@ -180,14 +185,14 @@ def test_features_with_wrong_signs_are_solved_again():
     t = torch.cat([x, torch.ones(20, 1, dtype=torch.float64)], dim=1) @ held["first"].T
     generator = torch.Generator().manual_seed(0)
     rough = t + 0.02 * t.std() * torch.randn(t.shape, generator=generator, dtype=t.dtype)
-    got = solve_features(frames, rough @ frames.t, 0.0, BatchSearch())
+    got = solve_features(frames, rough @ frames.t, 0.0, Tolerances())
     image = (got.inner @ frames.t.T).relu()
     outside = image - (image @ frames.h) @ frames.h.T
     assert torch.allclose(got.residual, outside.norm(dim=1) / image.norm(dim=1))
     right = nn.functional.cosine_similarity(got.inner, t @ frames.t, dim=1) > 1 - 1e-8
     assert int(right.sum()) >= 15
     assert float(got.residual[right].max()) < 1e-6
-    assert not bool((got.residual[~right] < one_gradient.EXACT).any())
+    assert not bool((got.residual[~right] < Tolerances().exact).any())
 
 
 def test_a_seed_decides_the_result():
@@ -250,7 +255,7 @@ def test_a_wrong_record_among_right_ones_is_noticed(monkeypatch):
 def test_a_wrong_count_is_never_called_complete():
     _, held = leaked(10, (64, 64), nn.ReLU())
     for count in (9, 11):
-        got = recover(held, count=count, settings=BatchSearch(iterations=200, patience=1))
+        got = recover(held, count=count, settings=Tolerances(iterations=200, patience=1))
         assert not got.complete
 
 
@@ -337,20 +342,21 @@ def test_a_learned_leak_is_a_leak():
 @pytest.mark.parametrize("leak", [0.0, 0.2])
 def test_the_nearest_point_of_the_graph_is_the_nearest(leak):
     generator = torch.Generator().manual_seed(0)
-    t, s = torch.randn(2, 50, generator=generator, dtype=torch.float64)
-    u, f = nearest_on_graph(t, s, leak)
+    t, s = torch.randn(2, 1, 50, generator=generator, dtype=torch.float64)
+    u, f = nearest_on_graph([t, s], leak, 2.0)
     assert torch.allclose(f, torch.where(u > 0, u, leak * u))
+    assert float(u.square().sum() + f.square().sum()) == pytest.approx((1.5 + 0.5 * leak**2) * 50)
     grid = torch.linspace(-5, 5, 20001, dtype=torch.float64)
     line = torch.where(grid > 0, grid, leak * grid)
-    cost = (t[:, None] - grid) ** 2 + WEIGHT**2 * (s[:, None] - line) ** 2
-    reached = (t - u) ** 2 + WEIGHT**2 * (s - f) ** 2
-    assert float((reached - cost.min(1).values).max()) < 1e-6
+    cost = (t[0, :, None] - grid) ** 2 + 4 * (s[0, :, None] - line) ** 2
+    wanted = grid[cost.argmin(1)]
+    assert torch.allclose(u[0] / u.norm(), wanted / wanted.norm(), atol=1e-3)
 
 
 def test_nearest_signals_obey_the_signs():
     generator = torch.Generator().manual_seed(0)
-    t, a, p = torch.randn(3, 50, generator=generator, dtype=torch.float64)
-    near_t, near_a, near_p = nearest_signals(t, a, p, 0.0)
+    parts = torch.randn(3, 1, 50, generator=generator, dtype=torch.float64)
+    near_t, near_a, near_p = nearest_signals(parts, 0.0, 2.0)
     assert torch.equal(near_a[near_t > 0], near_p[near_t > 0])
     assert float(near_a[near_t < 0].abs().max()) == 0
 

@@ -22,9 +22,9 @@ from remnant.attacks.outcome import (
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.batch.graph_search import BatchSearch
 from remnant.solvers.batch.matching import Matching, match_gradient
 from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.batch.tolerances import Tolerances
 from remnant.solvers.blends import BLENDS, told_apart
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.layers import Pair, first_pair
@@ -137,7 +137,7 @@ class Gradient:
             precision=evidence.precision,
             last=pair.last,
             bias=pair.first.bias is not None,
-            settings=BatchSearch(walkers=self.walkers, patience=self.patience),
+            settings=Tolerances(walkers=self.walkers, patience=self.patience),
             generator=generator,
         )
         if (
@@ -195,15 +195,13 @@ class Gradient:
         if known.records is None or known.loss is None:
             reason = "matching needs the number of records and the loss; give --records and --loss"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        how = "inferred" if known.labels is None else "known"
-        settings = Matching.inverting(steps=self.steps, restarts=self.restarts, labels=how)
         found = match_gradient(
             target.model,
             known.loss,
             evidence.vector,
             count=known.records,
             input_shape=target.input_shape,
-            settings=settings,
+            settings=Matching(steps=self.steps, restarts=self.restarts),
             generator=generator,
             labels=known.labels,
             bounds=model_box(target),

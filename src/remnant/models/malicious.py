@@ -8,12 +8,11 @@ attackable two-layer network f(x) = (1/m) sum_j s(z_j.x) + M with Gaussian z_j.
   between take their difference over c and split it again (for ReLU the same as the identity), and
   the last hidden one is [z, -z, 0], which sees c x.
 - Activations that are one-to-one (tanh, sigmoid, ELU): the identity, and the last hidden layer sees
-  h(x) = s(s(..(x))). `Trap.to_inputs` undoes it.
+  h(x) = s(s(..(x))).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,48 +21,21 @@ from torch import Tensor, nn
 from remnant.errors import InputError, expected
 from remnant.models.activations import activation as named_activation
 
-ONE_TO_ONE: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.atanh,
-    "sigmoid": torch.logit,
-    "elu": lambda y: torch.where(y > 0, y, torch.log1p(y.clamp(max=0))),
-}
-"""Activations by name that the identity passes through, and their inverses."""
+ONE_TO_ONE = ("tanh", "sigmoid", "elu")
+"""Activations by name that the identity passes through."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trap:
-    """The model to send and how to read the gradient that comes back.
+    """The model to send. `solvers.tensor.deep` reads the gradient that comes back.
 
-    directions: m x d, the rows z_j of the two-layer network in which the model amounts.
-    weight: the parameter whose gradient holds the batch, head: that of the output layer.
-    scale: the last hidden layer sees scale * x; 1 but for leaky ReLU.
+    directions: m x d, the rows z_j of the two-layer network in which the model amounts. scale: the
+    last hidden layer sees scale * x; 1 but for leaky ReLU.
     """
 
     model: nn.Sequential
     directions: Tensor
-    weight: str
-    head: str
     scale: float
-    split: bool
-    inverse: Callable[[Tensor], Tensor] | None
-    layers: int  # hidden ones before the last
-
-    def pull_back(self, gradient: Tensor) -> Tensor:
-        """m x d: dL/dz of the two-layer network, from the gradient of `weight`."""
-        d = self.directions.shape[1]
-        if self.layers == 0:
-            return gradient
-        if self.split:
-            return gradient[:, :d] - gradient[:, d : 2 * d]
-        return gradient[:, :d]
-
-    def to_inputs(self, seen: Tensor) -> Tensor:
-        """Inputs of the model from what its last hidden layer sees, both n x d."""
-        if self.inverse is None:
-            return seen / self.scale
-        for _ in range(self.layers):
-            seen = self.inverse(seen)
-        return seen
 
 
 def trap(
@@ -96,16 +68,7 @@ def trap(
     matrices.append(torch.full((1, width), 1 / width, dtype=torch.float64))
     names = [activation] * (hidden - 1) + [last]
     model = _network(matrices, names, output_bias, biases).to(dtype)
-    return Trap(
-        model=model,
-        directions=z,
-        weight=f"{2 * hidden - 1}.weight",
-        head=f"{2 * hidden + 1}.weight",
-        scale=scale,
-        split=split,
-        inverse=None if split else ONE_TO_ONE.get(activation),
-        layers=hidden - 1,
-    )
+    return Trap(model=model, directions=z, scale=scale)
 
 
 def _check_room(inputs: int, width: int, hidden: int, split: bool) -> None:

@@ -1,4 +1,5 @@
-"""Find, in a user's model, the consecutive dense layers that the exact solvers work on."""
+"""The reader of a user's network that is a stack: its layers in order of evaluation, and the
+consecutive dense ones that the exact solvers work on."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from remnant.types import Weights
 
+IDLE = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in evaluation mode they do nothing
 _NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
-_PASS_THROUGH = (nn.Identity, nn.Dropout)  # in evaluation mode they do nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class Pair:
 
 
 def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Layers of nested `nn.Sequential`s in order of evaluation; other modules as they are."""
+    """Layers of nested `nn.Sequential`s and the prefix of their parameters' names, in order of
+    evaluation; other modules as they are."""
     if not isinstance(model, nn.Sequential):
         yield prefix, model
         return
@@ -47,12 +49,17 @@ def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
         yield from leaves(child, f"{prefix}{name}.")
 
 
+def working(model: nn.Module, *skipped: type[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """The leaves but for idle ones and those of the `skipped` kinds."""
+    return [(p, m) for p, m in leaves(model) if not isinstance(m, (*IDLE, *skipped))]
+
+
 def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | str:
     """The first two dense layers, or in a sentence why the model does not begin with them.
 
     after_convolutions: layers other than dense ones may come before.
     """
-    layers = [(p, m) for p, m in leaves(model) if not isinstance(m, _PASS_THROUGH)]
+    layers = working(model)
     skipped = nn.Flatten if not after_convolutions else _NOT_DENSE
     while layers and isinstance(layers[0][1], skipped):
         layers = layers[1:]

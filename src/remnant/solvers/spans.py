@@ -126,7 +126,7 @@ def noise_precision(values: Tensor, weights: Tensor) -> float:
 
 
 def noise_edge(values: Tensor, shape: tuple[int, ...] | torch.Size) -> float:
-    """The largest singular value of pure noise whose smaller half is that of `values`.
+    """The largest singular value that noise would have whose lowest singular values are these.
 
     The lowest quarter of the spectrum is taken for noise; its mean square against that of the
     lowest quarter of a square-root law between the edges |sqrt(w) -+ sqrt(d)| sets the scale.

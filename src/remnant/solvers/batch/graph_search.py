@@ -1,12 +1,16 @@
 """Search for records of a piecewise linear layer that a second dense layer follows.
 
-Walkers find points of the graph roughly; `solve_pairs` turns each into its exact features and its
-exact dual; what is found leaves the frames, so that the search gets easier as it goes.
+A record's t and s = f(t) each lie in a known space, together on the graph of f. Relaxed reflections
+find such points roughly; `solve_pairs` turns each into its exact features and its exact dual; what
+is found leaves the frames, so that the search gets easier as it goes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,21 +20,8 @@ from remnant.progress import task
 from remnant.solvers.algebra import distinct
 from remnant.solvers.batch.frames import Coordinates, Frames, deflate
 from remnant.solvers.batch.pairs import Pairs, solve_pairs
-from remnant.solvers.batch.walkers import Walkers, relay, set_out, take, walk
-
-PASSES = 4  # of a solution with new signs
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSearch:
-    """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
-
-    walkers: int = 32  # points searched for at a time
-    iterations: int = 8000  # of the walk, before a round counts as lost
-    patience: int = 5  # lost rounds in a row before giving up
-    arrived: float = 1e-3  # gap below which a walker is taken for a record
-    enough: float = 0.5  # share of walkers to wait for, while they arrive quickly
-    solves: int = 400  # iterations of conjugate gradients
+from remnant.solvers.batch.tolerances import Tolerances
+from remnant.solvers.reflections import Walkers, roam
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +43,7 @@ class Found:
 
 
 def search_graph(
-    frames: Frames, leak: float, settings: BatchSearch, tolerance: float, generator: torch.Generator
+    frames: Frames, leak: float, settings: Tolerances, tolerance: float, generator: torch.Generator
 ) -> Found:
     """Records, one after the other, until the frames are empty or patience is at its end.
 
@@ -68,7 +59,7 @@ def search_graph(
     with task("searching for records", total) as step:
         step(len(found))
         while len(found) < total and lost < settings.patience:
-            walkers, points = roam(walkers, frames, leak, settings, generator)
+            walkers, points = wander(walkers, frames, leak, settings, generator)
             features, duals = solve_both(frames, points[distinct(points, 0.99)], leak, settings)
             near = features.inner @ frames.t.T
             features, duals = choose(features, duals, tolerance, frames.remaining)
@@ -100,32 +91,48 @@ def coordinates(features: Pairs, duals: Pairs) -> Coordinates:
     return Coordinates(y=features.inner, e=features.outer, z=duals.outer, c=duals.inner)
 
 
-def roam(
+def wander(
     walkers: Walkers | None,
     frames: Frames,
     leak: float,
-    settings: BatchSearch,
+    settings: Tolerances,
     generator: torch.Generator,
 ) -> tuple[Walkers, Tensor]:
-    """Walk until enough have arrived. Returns those still under way and the arrived t (k x w)."""
-    t_frame, h_frame = frames.t.float(), frames.h.float()
+    """Those still under way after some have arrived, and the arrived ones' t (k x w)."""
+    spaces = frames.t.float(), frames.h.float()
+    width, r = spaces[0].shape
     count = min(settings.walkers, max(4, 2 * frames.remaining))
-    walkers = relay(walkers, set_out(t_frame, count, leak, generator=generator))
-    done, stride = 0, 25
-    while done < settings.iterations:
-        walkers = walk(walkers, t_frame, h_frame, leak=leak, iterations=stride)
-        done += stride
-        arrived = walkers.gap < settings.arrived
-        share = float(arrived.float().mean())
-        # Where arrivals are rare, even one makes the rest easier.
-        if share >= settings.enough or (share > 0 and done >= 8 * stride):
-            break
-    else:
-        # Lost ones start anew, save the better half.
-        arrived = walkers.gap < settings.arrived
-        better = walkers.gap <= walkers.gap.median()
-        return take(walkers, better & ~arrived), walkers.projected[arrived].double()
-    return take(walkers, ~arrived), walkers.projected[arrived].double()
+    t = torch.randn(count, r, generator=generator) @ spaces[0].T
+    t *= math.sqrt(width) / t.norm(dim=1, keepdim=True)
+    walkers, (points, _) = roam(
+        walkers,
+        [t, torch.where(t > 0, t, leak * t)],
+        spaces,
+        partial(nearest_on_graph, leak=leak, weight=settings.weight),
+        arrived=settings.arrived,
+        enough=settings.enough,
+        hurry=settings.hurry,
+        iterations=settings.iterations,
+    )
+    return walkers, points
+
+
+def nearest_on_graph(parts: Sequence[Tensor], leak: float, weight: float) -> tuple[Tensor, Tensor]:
+    """The nearest (u, f(u)) to (t, s), f(u) = u above 0 and leak u below, entry by entry, where
+    distances in s count `weight` times; scaled to the length of entries of unit size."""
+    t, s = parts
+    weight = weight**2
+    on = ((t + weight * s) / (1 + weight)).clamp(min=0)
+    off = (
+        ((t + weight * leak * s) / (1 + weight * leak**2)).clamp(max=0) if leak else t.clamp(max=0)
+    )
+    cost_on = (t - on).square() + weight * (s - on).square()
+    cost_off = (t - off).square() + weight * (s - leak * off).square()
+    nearer = cost_on < cost_off
+    u, image = torch.where(nearer, on, off), torch.where(nearer, on, leak * off)
+    norm = torch.sqrt(u.square().sum(1) + image.square().sum(1)).clamp(min=1e-12)
+    unit = (math.sqrt((1.5 + 0.5 * leak**2) * t.shape[1]) / norm)[:, None]
+    return u * unit, image * unit
 
 
 def slopes(t: Tensor, leak: float, margin: float) -> tuple[Tensor, Tensor]:
@@ -135,7 +142,7 @@ def slopes(t: Tensor, leak: float, margin: float) -> tuple[Tensor, Tensor]:
 
 
 def solve_both(
-    frames: Frames, points: Tensor, leak: float, settings: BatchSearch
+    frames: Frames, points: Tensor, leak: float, settings: Tolerances
 ) -> tuple[Pairs, Pairs]:
     """Exact features (outer e, inner y) and duals (outer z, inner c) near the points (k x w)."""
     features = solve_features(frames, points @ frames.t, leak, settings)
@@ -147,12 +154,12 @@ def solve_both(
     return features, duals
 
 
-def solve_features(frames: Frames, y: Tensor, leak: float, settings: BatchSearch) -> Pairs:
+def solve_features(frames: Frames, y: Tensor, leak: float, settings: Tolerances) -> Pairs:
     """Exact features near y (k x r); the residual is that of f(t) over all neurons.
 
     A solution whose signs are not those it was solved with is solved again with its own.
     """
-    for _ in range(PASSES):
+    for _ in range(settings.passes):
         t = y @ frames.t.T
         slope, sure = slopes(t, leak, 0.02)
         start = ((slope * t) @ frames.h, y)
@@ -168,7 +175,7 @@ def solve_features(frames: Frames, y: Tensor, leak: float, settings: BatchSearch
 
 
 def solve_all(
-    frames: Frames, points: Tensor, leak: float, settings: BatchSearch
+    frames: Frames, points: Tensor, leak: float, settings: Tolerances
 ) -> tuple[Pairs, Pairs]:
     """As `solve_both`, some at a time."""
     parts = [solve_both(frames, rows, leak, settings) for rows in points.split(64)]
@@ -209,7 +216,7 @@ def extend(found: Found, frames: Frames, features: Pairs, duals: Pairs) -> Found
     )
 
 
-def settle(frames: Frames, found: Found, leak: float, settings: BatchSearch) -> Found:
+def settle(frames: Frames, found: Found, leak: float, settings: Tolerances) -> Found:
     """The found records once more, each on its own in the frames of all records.
 
     In shrunken frames a record carries what was wrong with those before it; here it does not.

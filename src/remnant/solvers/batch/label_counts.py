@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
@@ -9,8 +11,6 @@ from torch import Tensor, nn
 from remnant.errors import InputError, expected
 from remnant.training import loss_named
 from remnant.types import Weights
-
-SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)  # by which probes are scaled
 
 
 def infer_labels(
@@ -20,6 +20,7 @@ def infer_labels(
     *,
     count: int,
     probes: Tensor,
+    sizes: Sequence[float] = (0.1, 0.2, 0.4, 0.7, 1.0),
 ) -> Tensor:
     """Classes (count, ascending) from the gradient of the output layer's bias, or its weights.
 
@@ -27,7 +28,7 @@ def infer_labels(
     class: for cross-entropy it is probabilities minus one-hot, negative only where the class
     occurs (iDLG). How often each occurs is the non-negative mixture, over classes, of what the
     model gives for `probes` (p x shape, inputs of no class in particular) that comes nearest;
-    the probes' size, about which they know nothing, is taken where it comes nearest of all.
+    of the `sizes` that probes are scaled by, the one is taken where it comes nearest of all.
     """
     layer, name = _output_layer(model)
     held = [f"{name}.{kind}" for kind in ("weight", "bias") if f"{name}.{kind}" in gradient]
@@ -36,7 +37,7 @@ def infer_labels(
         raise InputError(expected(f"labels: output layer {name}", "its gradient", got))
     observed = torch.cat([gradient[key].reshape(layer.out_features, -1) for key in held], dim=1)
     classes, fits = max(2, layer.out_features), []
-    for size in SIZES:
+    for size in sizes:
         outputs, features = _outputs(model, layer, size * probes)
         parts = {f"{name}.weight": features, f"{name}.bias": features.new_ones(len(features), 1)}
         met = torch.cat([parts[key] for key in held], dim=1)

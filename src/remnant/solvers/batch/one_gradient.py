@@ -27,20 +27,14 @@ from remnant.solvers.batch.errors import (
     upright,
 )
 from remnant.solvers.batch.frames import first_side, pose_frames
-from remnant.solvers.batch.graph_search import BatchSearch, Found, search_graph, settle
+from remnant.solvers.batch.graph_search import Found, search_graph, settle
 from remnant.solvers.batch.output_search import Spaces, polish, search_signals
 from remnant.solvers.batch.resimulate import Resimulation, resimulate
 from remnant.solvers.batch.smooth_graph import search_smooth
 from remnant.solvers.batch.smooth_problem import SmoothProblem
+from remnant.solvers.batch.tolerances import Tolerances
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.spans import Decomposition, Parts, Spectrum, count_in_noise, decompose
-
-EXACT = 1e-4  # residual of a record; right ones stay below 1e-5, one wrong sign costs 1e-3
-NOISY = 0.3
-ROUGHLY = 0.15  # gap of a walker that has arrived, under noise
-CLEAN = 1e-4  # share of M1 outside its leading directions, above which it is noisy
-SMOOTH = 1e-3  # standard deviation of a smooth layer's record; wrong ones are above 1e-2
-RETURNED = 1e-4  # share of the gradients that the records may leave unexplained
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,7 +91,7 @@ def recover_batch(
     precision: float,
     last: bool,
     generator: torch.Generator,
-    settings: BatchSearch | None = None,
+    settings: Tolerances | None = None,
     bias: bool = True,
 ) -> BatchRecovery:
     """All records of the batch behind one gradient.
@@ -126,8 +120,9 @@ def recover_batch(
     # Where columns differ in size, rounding is that of the largest.
     least = precision * float(first_gradient.square().mean().sqrt())
     noise = max(least, parts.noise(counted))
-    outcome = solve(layers, parts, noise, counted, last, settings or BatchSearch(), generator)
-    return conclude(layers, parts, spectrum, counted, outcome)
+    settings = settings or Tolerances()
+    outcome = solve(layers, parts, noise, counted, last, settings, generator)
+    return conclude(layers, parts, spectrum, counted, outcome, settings)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -147,21 +142,23 @@ def solve(
     noise: float,
     counted: int,
     last: bool,
-    settings: BatchSearch,
+    settings: Tolerances,
     generator: torch.Generator,
 ) -> Outcome:
     """The search that fits the activation and the next layer. noise: of an entry of M1."""
     leak = leak_of(layers.activation)
     tail = parts.tail(counted)
-    tolerance = EXACT if tail < CLEAN else NOISY
-    if tail > CLEAN:  # noise keeps walkers from arriving; the residuals still tell
-        settings = replace(settings, arrived=max(settings.arrived, ROUGHLY))
+    clean = tail < settings.clean
+    tolerance = settings.exact if clean else settings.noisy
+    if not clean:
+        settings = replace(settings, arrived=settings.roughly)
     leading = parts.parts(counted)
     if counted == 1:
         return single(layers, parts, noise)
     if leak is None:
         problem = pose_smooth(layers, leading)
-        found = search_smooth(problem, settings, SMOOTH if tail < CLEAN else NOISY, generator)
+        tolerance = settings.smooth if clean else settings.noisy
+        found = search_smooth(problem, settings, tolerance, generator)
         records = (found.t @ problem.t) @ problem.to_record
         error = found.graph_residual.square() * upright(records, layers.bias).square().sum(1)
         shares = found.t @ problem.t @ problem.inverse1
@@ -184,8 +181,8 @@ def solve(
     next_parts = decompose(layers.next_gradient[:, : layers.width]).parts(counted)
     frames, to_record = pose_frames(layers.first, layers.next_weight, leading, next_parts)
     found = search_graph(frames, leak, settings, tolerance, generator)
-    inexact = len(found) > 0 and float(found.graph_residual.max()) > 0.1 * EXACT
-    if len(found) < counted or tail > CLEAN or inexact:
+    inexact = len(found) > 0 and float(found.graph_residual.max()) > 0.1 * settings.exact
+    if len(found) < counted or not clean or inexact:
         found = settle(frames, found, leak, settings)
     records = (found.t @ frames.t) @ to_record
     blur = layers.first.square().sum() * noise**2 * frames.inverse1 @ frames.inverse1.T
@@ -282,14 +279,20 @@ def single(layers: Layers, parts: Decomposition, noise: float) -> Outcome:
 
 
 def conclude(
-    layers: Layers, parts: Decomposition, spectrum: Spectrum, counted: int, outcome: Outcome
+    layers: Layers,
+    parts: Decomposition,
+    spectrum: Spectrum,
+    counted: int,
+    outcome: Outcome,
+    settings: Tolerances,
 ) -> BatchRecovery:
     """Scale the records, put them through the layers again, and say what holds."""
     found, tail = outcome.found, parts.tail(counted)
     full = len(found) == counted
     records, scaled, doubt = fix_scale(layers, outcome.records, full)
     smooth = leak_of(layers.activation) is None
-    tolerance = SMOOTH if smooth else EXACT if tail < CLEAN else NOISY
+    tolerance = settings.exact if tail < settings.clean else settings.noisy
+    tolerance = settings.smooth if smooth else tolerance
     # Without the others no gradient is given back, which would betray a mixture of like records.
     alone = tolerance if full else 0.1 * tolerance
     passed = (found.graph_residual < alone) & (found.dual_residual < alone)
@@ -306,11 +309,13 @@ def conclude(
         )
         # Under noise signs near 0 flip and cost more than the noise, but less than a wrong record.
         noise = min(20 * tail, 0.3 / math.sqrt(counted))
-        complete = max(again.first, again.next) < max(RETURNED, noise)
+        complete = max(again.first, again.next) < max(settings.returned, noise)
         # Where f is nearly linear, mixtures of records give back nearly the same gradient.
         complete = complete and (bool(passed.all()) or not smooth)
         passed = passed | complete
-    if tail > CLEAN:  # one record's residual tells too little there, all records together do
+    if (
+        tail > settings.clean
+    ):  # one record's residual tells too little there, all records together do
         passed = passed & torch.tensor(complete)
     size = records.square().sum(1)
     error = SAFETY * (outcome.error * (1.0 if layers.bias else size) + doubt * size)

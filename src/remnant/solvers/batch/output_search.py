@@ -2,15 +2,18 @@
 
 Its gradient has only as many rows as there are outputs and does not hold every record's features.
 But the signal from the outputs, p = W2^T d, lies in the few dimensions of W2's rows, the dual
-a = f'(t) * p in the column space of M1, and t decides the slope f'(t) by its signs. Walkers look
-for (t, a, p) in their three spaces. Signs alone do not fix t: only the duals are exact, and all of
-them together give all records. The same serves where the next layer is too narrow for the batch.
+a = f'(t) * p in the column space of M1, and t decides the slope f'(t) by its signs. Relaxed
+reflections look for (t, a, p) in their three spaces. Signs alone do not fix t: only the duals are
+exact, and all of them together give all records. The same serves where the next layer is too narrow
+for the batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,10 +22,10 @@ from torch.nn.functional import normalize
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import complement, distinct
-from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found, slopes
+from remnant.solvers.batch.graph_search import Found, nothing_found, slopes
 from remnant.solvers.batch.pairs import Pairs, solve_pairs
-
-A_WEIGHT = 2.0  # distances in a count twice: its zeros say most. Measured, as in `walkers`.
+from remnant.solvers.batch.tolerances import Tolerances
+from remnant.solvers.reflections import roam
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,20 +38,8 @@ class Spaces:
     inverse1: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Signals:
-    """Positions (t, a, p), the last projections of t and a (k x w each), and the gap (k)."""
-
-    t: Tensor
-    a: Tensor
-    p: Tensor
-    projected_t: Tensor
-    projected_a: Tensor
-    gap: Tensor
-
-
 def search_signals(
-    spaces: Spaces, leak: float, settings: BatchSearch, tolerance: float, generator: torch.Generator
+    spaces: Spaces, leak: float, settings: Tolerances, tolerance: float, generator: torch.Generator
 ) -> Found:
     """Duals until all are found or patience ends. A found record's t is exact in its signs only."""
     total = spaces.a.shape[1]
@@ -60,9 +51,7 @@ def search_signals(
     with task("searching for records", total) as step:
         step(len(found))
         while len(found) < total and lost < settings.patience:
-            signals = roam_signals(spaces, leak, settings, generator)
-            arrived = signals.gap < 3 * settings.arrived
-            t, a = signals.projected_t[arrived].double(), signals.projected_a[arrived].double()
+            t, a = wander(spaces, leak, settings, generator)
             kept = distinct(a, 0.99)
             duals = solve_duals(spaces, t[kept], a[kept], leak, settings)
             t = t[kept]
@@ -101,71 +90,52 @@ def add_last(found: Found, spaces: Spaces, leak: float, tolerance: float) -> Fou
     return found
 
 
-def roam_signals(
-    spaces: Spaces, leak: float, settings: BatchSearch, generator: torch.Generator
-) -> Signals:
-    """Walk from random starts until most have arrived, or some after a while."""
-    frames = (spaces.t.float(), spaces.a.float(), spaces.p.float())
+def wander(
+    spaces: Spaces, leak: float, settings: Tolerances, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """t and a (k x w each) of points near records, by reflections from random starts.
+
+    All start anew in every round: the space of a does not shrink, and holds what was found.
+    """
+    frames = spaces.t.float(), spaces.a.float(), spaces.p.float()
+    size = math.sqrt(len(spaces.t))
     count = min(settings.walkers, max(4, 2 * spaces.t.shape[1]))
-    signals = send(frames, count, leak, generator)
-    done, stride = 0, 25
-    while done < settings.iterations:
-        signals = step_signals(signals, frames, leak, stride)
-        done += stride
-        share = float((signals.gap < 3 * settings.arrived).float().mean())
-        if share >= 0.6 or (share > 0 and done >= 16 * stride):
-            break
-    return signals
-
-
-def send(
-    frames: tuple[Tensor, Tensor, Tensor], count: int, leak: float, generator: torch.Generator
-) -> Signals:
-    size = math.sqrt(len(frames[0]))
     t, p = (
         size * normalize(torch.randn(count, f.shape[1], generator=generator) @ f.T, dim=1)
         for f in (frames[0], frames[2])
     )
-    a = torch.where(t > 0, p, leak * p)
-    a = (a @ frames[1]) @ frames[1].T
-    gap = torch.full((count,), math.inf)
-    return Signals(t=t, a=a, p=p, projected_t=t, projected_a=a, gap=gap)
+    a = (torch.where(t > 0, p, leak * p) @ frames[1]) @ frames[1].T
+    _, (t, a, _) = roam(
+        None,
+        [t, a, p],
+        frames,
+        partial(nearest_signals, leak=leak, weight=settings.weight),
+        arrived=3 * settings.arrived,
+        enough=settings.enough,
+        hurry=2 * settings.hurry,
+        iterations=settings.iterations,
+    )
+    return t, a
 
 
-def nearest_signals(t: Tensor, a: Tensor, p: Tensor, leak: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Entry by entry the nearest with a = p where t > 0 and a = leak p where t < 0."""
-    weight = A_WEIGHT**2
+def nearest_signals(parts: Sequence[Tensor], leak: float, weight: float) -> tuple[Tensor, ...]:
+    """Entry by entry the nearest (t, a, p) with a = p where t > 0 and a = leak p where t < 0, where
+    distances in a count `weight` times. Two scales are held: that of t and that of a and p."""
+    t, a, p = parts
+    weight = weight**2
     on_p = (weight * a + p) / (weight + 1)
     off_p = (weight * leak * a + p) / (weight * leak**2 + 1)
     cost_on = t.clamp(max=0).square() + weight * (a - on_p).square() + (p - on_p).square()
     cost_off = t.clamp(min=0).square() + weight * (a - leak * off_p).square() + (p - off_p).square()
     on = cost_on < cost_off
     near_t = torch.where(on, t.clamp(min=0), t.clamp(max=0))
-    return near_t, torch.where(on, on_p, leak * off_p), torch.where(on, on_p, off_p)
+    near_a, near_p = torch.where(on, on_p, leak * off_p), torch.where(on, on_p, off_p)
+    size = math.sqrt((1.5 + 0.5 * leak**2) * t.shape[1])
+    unit = size / torch.sqrt(near_a.square().sum(1) + near_p.square().sum(1))[:, None]
+    return math.sqrt(t.shape[1]) * normalize(near_t, dim=1), near_a * unit, near_p * unit
 
 
-def step_signals(
-    signals: Signals, frames: tuple[Tensor, Tensor, Tensor], leak: float, iterations: int
-) -> Signals:
-    """Relaxed reflections, as in `walkers`, with two scales to hold: that of t and that of a, p."""
-    t, a, p = signals.t, signals.a, signals.p
-    width = t.shape[1]
-    size_t, size_a = math.sqrt(width), math.sqrt((1.5 + 0.5 * leak**2) * width)
-    for _ in range(iterations):
-        near_t, near_a, near_p = nearest_signals(t, a, p, leak)
-        near_t = size_t * normalize(near_t, dim=1)
-        unit = size_a / torch.sqrt(near_a.square().sum(1) + near_p.square().sum(1))[:, None]
-        near_a, near_p = near_a * unit, near_p * unit
-        line_t = ((2 * near_t - t) @ frames[0]) @ frames[0].T
-        line_a = ((2 * near_a - a) @ frames[1]) @ frames[1].T
-        line_p = ((2 * near_p - p) @ frames[2]) @ frames[2].T
-        t, a, p = t + line_t - near_t, a + line_a - near_a, p + line_p - near_p
-    steps = torch.cat([line_t - near_t, line_a - near_a, line_p - near_p], dim=1)
-    gap = steps.norm(dim=1) / math.sqrt(size_t**2 + size_a**2)
-    return Signals(t=t, a=a, p=p, projected_t=line_t, projected_a=line_a, gap=gap)
-
-
-def solve_duals(spaces: Spaces, t: Tensor, a: Tensor, leak: float, settings: BatchSearch) -> Pairs:
+def solve_duals(spaces: Spaces, t: Tensor, a: Tensor, leak: float, settings: Tolerances) -> Pairs:
     """Exact duals from the rough ones: signs of t near 0, or against a, are left out of account."""
     slope, sure = slopes(t, leak, 0.02)
     rms = a.square().mean(1, keepdim=True).sqrt()
@@ -214,7 +184,7 @@ def polish(
     found: Found,
     first: Tensor,
     leak: float,
-    settings: BatchSearch,
+    settings: Tolerances,
 ) -> tuple[Found, Tensor]:
     """Duals again from the signs of the records that they give; the records (n x (d+1)).
 

@@ -18,21 +18,14 @@ from torch.nn.functional import normalize
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.solvers.algebra import complement, damped_cholesky, distinct
-from remnant.solvers.batch.graph_search import BatchSearch, Found, nothing_found
+from remnant.solvers.batch.graph_search import Found, nothing_found
 from remnant.solvers.batch.smooth_problem import SmoothProblem
 from remnant.solvers.batch.smooth_refine import refine
-
-FORM, FINISH = 15, 12  # Levenberg-Marquardt steps on the sphere of a fixed size, and off it
-STARTS = 16  # starts of a round
-# Before a record is known, |t| is looked for from its least possible value up; a start of half to
-# 1.1 times the right size finds a record.
-LARGEST = 40.0
-NEAR = 2.0  # residual below which a point is worth refining; lost ones end at 4
-KNOWN_SIZES = (0.6, 1.0)  # of the sizes of found records
+from remnant.solvers.batch.tolerances import Tolerances
 
 
 def search_smooth(
-    problem: SmoothProblem, settings: BatchSearch, tolerance: float, generator: torch.Generator
+    problem: SmoothProblem, settings: Tolerances, tolerance: float, generator: torch.Generator
 ) -> Found:
     """Records until all are found or patience ends; each is exact on its own.
 
@@ -51,8 +44,8 @@ def search_smooth(
         while len(found) < total and lost < settings.patience:
             # What the duals exclude is excluded a little wrongly: when lost, look everywhere.
             excluded = z[: 0 if lost % 2 else len(z)] @ problem.inverse1.T
-            y = propose(problem, complement(excluded, total), found, generator)
-            near = refine(problem, y[new_points(problem, y, found)])
+            y = propose(problem, complement(excluded, total), found, settings, generator)
+            near = refine(problem, y[new_points(problem, y, found)], settings)
             chosen = (near.deviation < tolerance).nonzero()[:, 0]
             chosen = chosen[near.deviation[chosen].argsort()]
             chosen = chosen[new_points(problem, near.y[chosen], found)][: total - len(found)]
@@ -73,30 +66,34 @@ def search_smooth(
 
 
 def propose(
-    problem: SmoothProblem, basis: Tensor, found: Found, generator: torch.Generator
+    problem: SmoothProblem,
+    basis: Tensor,
+    found: Found,
+    settings: Tolerances,
+    generator: torch.Generator,
 ) -> Tensor:
     """Points y (k x n) near records or nowhere, best first, from random starts in the basis."""
-    count = min(STARTS, max(4, 2 * basis.shape[1]))
+    count = min(settings.starts, max(4, 2 * basis.shape[1]))
     width = len(problem.t)
     u = normalize(
         torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64), dim=1
     )
     draw, share = torch.rand(2, count, generator=generator, dtype=torch.float64)
     if len(found):
-        low, high = KNOWN_SIZES
+        low, high = settings.known_sizes
         known = found.t.square().mean(1).sqrt()[(share * len(found)).long()]
         sizes = known * (low + (high - low) * draw)
     else:
-        sizes = problem.size * LARGEST**draw
+        sizes = problem.size * settings.largest**draw
     u = u * (sizes * math.sqrt(width))[:, None]
-    u = least_squares(problem, problem.t @ basis, problem.any_size(), u, None, True, FORM)
+    u = least_squares(problem, problem.t @ basis, problem.any_size(), u, None, True, settings.form)
     y = u @ basis.T
     if problem.one is not None:
         last = y @ problem.one
         y = y[last.abs() > 1e-6] / last[last.abs() > 1e-6, None]
-    y = least_squares(problem, problem.t, problem.features, y, problem.one, False, FINISH)
+    y = least_squares(problem, problem.t, problem.features, y, problem.one, False, settings.finish)
     residual = residuals(problem, y)
-    return y[residual.argsort()][: int((residual < NEAR).sum())]
+    return y[residual.argsort()][: int((residual < settings.near).sum())]
 
 
 def least_squares(

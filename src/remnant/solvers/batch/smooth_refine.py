@@ -16,10 +16,7 @@ from torch import Tensor, nn
 
 from remnant.solvers.algebra import complement, damped_cholesky
 from remnant.solvers.batch.smooth_problem import SmoothProblem
-
-STEPS = 12
-STILL = 1e-6  # relative length of a step that changes nothing
-CHUNK = 16  # records at a time: k x w x 3n numbers are held
+from remnant.solvers.batch.tolerances import Tolerances
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,11 +33,11 @@ class Refined:
     deviation: Tensor
 
 
-def refine(problem: SmoothProblem, y: Tensor) -> Refined:
+def refine(problem: SmoothProblem, y: Tensor, settings: Tolerances) -> Refined:
     """Records near the points y (k x n)."""
     n = y.shape[1]
     free = complement(problem.one[None], n) if problem.one is not None else torch.eye(n).double()
-    parts = [refine_some(problem, rows, free) for rows in y.split(CHUNK)]
+    parts = [refine_some(problem, rows, free, settings) for rows in y.split(settings.chunk)]
     whole = (torch.cat([getattr(p, name) for p in parts]) for name in Refined.__annotations__)
     return Refined(**dict(zip(Refined.__annotations__, whole, strict=True)))
 
@@ -59,12 +56,12 @@ class Sides:
         return ends[0] / scale[0] + ends[1] / scale[1]
 
 
-def refine_some(problem: SmoothProblem, y: Tensor, free: Tensor) -> Refined:
+def refine_some(problem: SmoothProblem, y: Tensor, free: Tensor, settings: Tolerances) -> Refined:
     n, m, spare = y.shape[1], free.shape[1], len(problem.t) - 2 * y.shape[1]
     z, c = null_pairs(problem, y)
     at = both_sides(problem, y, z, c)
     moved, length = torch.ones(len(y), dtype=y.dtype), torch.ones(len(y), 1, dtype=y.dtype)
-    for _ in range(STEPS):
+    for _ in range(settings.refinements):
         scale = spreads(at, spare)
         factor, right, unit = normal_equations(problem, at, z, free, scale)
         step = -length * torch.cholesky_solve(right[:, :, None], factor)[:, :, 0] / unit
@@ -79,7 +76,7 @@ def refine_some(problem: SmoothProblem, y: Tensor, free: Tensor) -> Refined:
         length = torch.where(better, (3 * length).clamp(max=1), 0.3 * length)
         at = both_sides(problem, y, z, c)
         moved = shift / (y @ problem.to_record).norm(dim=1)
-        if not len(y) or float(moved.max()) < STILL:
+        if not len(y) or float(moved.max()) < settings.still:
             break
     factor, _, unit = normal_equations(problem, at, z, free, spreads(at, spare))
     covariance = torch.cholesky_inverse(factor) / (unit[:, :, None] * unit[:, None, :])

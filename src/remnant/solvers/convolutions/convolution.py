@@ -29,12 +29,9 @@ from torch.nn import functional as F
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.convolutions.prefix import Prefix, jacobian, read_prefix
-from remnant.solvers.convolutions.room import WEAK, room_along, weak_directions
+from remnant.solvers.convolutions.room import room_along, weak_directions
 
 Vector = NDArray[np.float64]
-DAMPING = 1e-13  # of the mean squared column: holds open directions, moves no other
-AMPLIFIED = 1e-3  # condition times residual: how far an image may be off, relative
-SHORTER = (1.0, 0.5, 0.2, 0.05)  # of a Newton step that overshoots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +45,11 @@ class Inversion:
     fits: float = 1e-6  # a residual above is no fit; more for features that are not exact
     full_rank: float = 1e-6  # smallest over largest singular value, below which it is not full
     within: float = 0.02  # L2 that an image may have left to move and still be determined
+    weak: float = 1e-3  # singular value over the mean column, below which a direction may move
+    most_weak: int = 24  # weak directions; with more an image is open
+    amplified: float = 1e-3  # condition times residual: how far an image may be off, relative
+    damping: float = 1e-13  # of the mean squared column: holds open directions, moves no other
+    shorter: tuple[float, ...] = (1.0, 0.5, 0.2, 0.05)  # of a Newton step that overshoots
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +125,7 @@ def invert_features(
     residual, equations, condition, room, steps, weakest, unmet = map(torch.tensor, figures)
     held = condition < 1 / settings.full_rank
     if prefix.affine:  # the equations alone hold it, if they do not amplify what they leave over
-        held = (room < settings.within) | (condition * residual < AMPLIFIED)
+        held = (room < settings.within) | (condition * residual < settings.amplified)
     return Images(
         inputs=torch.tensor(np.array(inputs)).reshape(k, *input_shape),
         residual=residual,
@@ -220,23 +222,24 @@ def _invert_one(
         taken, shakes = taken + more + again, shakes - 1
     held = jacobian(prefix, at.values, at.equation)
     held = held[np.diff(held.indptr) > 0]  # a window that is silent throughout says nothing here
-    x, room = _settle(problem, at, held, settings.within)
-    largest, smallest = _extremes(held)
+    x, room = _settle(problem, at, held, settings)
+    largest, smallest = _extremes(held, settings.damping)
     condition = largest / smallest if smallest > 0 else float("inf")
     if np.isfinite(room):
-        smallest = max(smallest, WEAK * float(np.sqrt(held.power(2).sum(0).mean())))
+        smallest = max(smallest, settings.weak * float(np.sqrt(held.power(2).sum(0).mean())))
     unmet = at.cost**0.5
     return x, unmet / problem.norm, held.shape[0], condition, room, taken, smallest, unmet
 
 
 def _settle(
-    problem: Problem, at: Point, held: sp.csr_matrix, within: float
+    problem: Problem, at: Point, held: sp.csr_matrix, settings: Inversion
 ) -> tuple[Vector, float]:
     """The middle of the images that fit, if they are close, and how far from it they reach."""
     if not problem.prefix.affine:
         return at.x, float("inf")
     gram = (held.T @ held).tocsc()
-    weak = weak_directions(gram, _factor(gram, DAMPING * gram.diagonal().mean()))
+    factor = _factor(gram, settings.damping * gram.diagonal().mean())
+    weak = weak_directions(gram, factor, weak=settings.weak, most=settings.most_weak)
     if weak is None:
         return at.x, float("inf")
     silent = ~at.equation
@@ -248,7 +251,7 @@ def _settle(
     most = [cut - z[silent], (problem.high - at.x)[boxed], (at.x - problem.low)[boxed]]
     noise = 3 * max(at.cost**0.5, 1e-8 * problem.norm)
     shift, room = room_along(*weak, sp.vstack(rows).tocsr(), np.concatenate(most), noise)
-    return at.x + shift if room < within else at.x, room
+    return at.x + shift if room < settings.within else at.x, room
 
 
 def _blame(problem: Problem, at: Point) -> Vector:
@@ -268,7 +271,7 @@ def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, i
     difference from the start. It adapts where masks and maxima move.
     """
     prefix = problem.prefix
-    damping = DAMPING if prefix.affine else 1e-2
+    damping = settings.damping if prefix.affine else 1e-2
     for taken in range(settings.steps):
         if at.cost <= (settings.tolerance * problem.norm) ** 2:
             return at, taken
@@ -277,7 +280,7 @@ def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, i
         held = jacobian(prefix, at.values, rows)
         rough = problem.roughness if taken == 0 and prefix.affine else None
         step = _newton(held, at, rows, damping, rough)
-        tries = (problem.at(at.x + t * step) for t in SHORTER)
+        tries = (problem.at(at.x + t * step) for t in settings.shorter)
         new = next((p for p in tries if p.cost < at.cost), None)
         if new is None:
             damping *= 100
@@ -286,7 +289,7 @@ def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, i
             continue
         if new.cost > at.cost * (1 - (1e-6 if prefix.affine else 1e-3)):
             return new, taken + 1
-        damping = max(damping / 10, DAMPING) if new.cost < 0.5 * at.cost else damping
+        damping = max(damping / 10, settings.damping) if new.cost < 0.5 * at.cost else damping
         at = new
     return at, settings.steps
 
@@ -331,13 +334,13 @@ def _factor(gram: sp.csc_matrix, ridge: float) -> SuperLU:
     )
 
 
-def _extremes(held: sp.csr_matrix, *, iterations: int = 30) -> tuple[float, float]:
+def _extremes(held: sp.csr_matrix, damping: float, *, iterations: int = 30) -> tuple[float, float]:
     """Largest and smallest singular value, by power and inverse iteration from a fixed start."""
     if held.shape[0] < held.shape[1]:
         return 1.0, 0.0
     gram = (held.T @ held).tocsc()
     scale = gram.diagonal().mean()
-    factor = _factor(gram, DAMPING * scale)
+    factor = _factor(gram, damping * scale)
     large = small = np.random.default_rng(0).standard_normal(held.shape[1])
     for _ in range(iterations):
         large = gram @ large

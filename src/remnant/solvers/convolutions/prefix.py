@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
+from remnant.solvers.layers import working
 
 Step = nn.Conv2d | nn.ReLU | nn.LeakyReLU | nn.MaxPool2d
 LAYERS = "Conv2d, ReLU, LeakyReLU, MaxPool2d, AvgPool2d and Flatten before the first Linear"
@@ -65,13 +66,10 @@ def read_prefix(model: nn.Module, input_shape: tuple[int, ...]) -> Prefix:
 
 def _before_dense(model: nn.Module) -> list[nn.Module]:
     """The layers before the first Linear, in order, without those that do nothing there."""
-    idle = (nn.Sequential, nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)
-    before: list[nn.Module] = []
-    for module in model.modules() if isinstance(model, nn.Sequential) else ():
-        if isinstance(module, nn.Linear):
-            return before
-        if not isinstance(module, idle):
-            before.append(module)
+    layers = [m for _, m in working(model, nn.Flatten)] if isinstance(model, nn.Sequential) else []
+    for i, layer in enumerate(layers):
+        if isinstance(layer, nn.Linear):
+            return layers[:i]
     raise InputError(expected("model", f"an nn.Sequential with {LAYERS}", type(model).__name__))
 
 

@@ -14,24 +14,25 @@ from scipy.optimize import linprog
 from scipy.sparse.linalg import LinearOperator, SuperLU, eigsh
 
 Vector = NDArray[np.float64]
-MOST = 24  # weak directions; with more an image is open
-WEAK = 1e-3  # singular value, relative to the root-mean-square column, below which one is weak
 
 
-def weak_directions(gram: sp.csc_matrix, factor: SuperLU) -> tuple[Vector, Vector] | None:
-    """Singular values (k) and directions (pixels x k) that are weak; None if there are too many.
+def weak_directions(
+    gram: sp.csc_matrix, factor: SuperLU, *, weak: float, most: int
+) -> tuple[Vector, Vector] | None:
+    """Singular values (k) and directions (pixels x k) that are weak; None if more than `most` are.
 
-    gram: of the equations, pixels x pixels. factor: of the same, made regular.
+    gram: of the equations, pixels x pixels. factor: of the same, made regular. weak: the singular
+    value, relative to the root-mean-square column, below which a direction is.
     """
     size = gram.shape[0]
     inverse = LinearOperator((size, size), matvec=factor.solve, dtype=np.float64)
-    count = min(MOST + 1, size - 2)
+    count = min(most + 1, size - 2)
     start = np.random.default_rng(0).standard_normal(size)
     values, vectors = eigsh(gram, k=count, sigma=0.0, OPinv=inverse, v0=start)
-    weak = values < WEAK**2 * gram.diagonal().mean()
-    if weak.all():
+    loose = values < weak**2 * gram.diagonal().mean()
+    if loose.all():
         return None
-    return np.sqrt(values[weak].clip(min=0)), vectors[:, weak]
+    return np.sqrt(values[loose].clip(min=0)), vectors[:, loose]
 
 
 def room_along(

@@ -18,9 +18,15 @@ from torch import Tensor
 from remnant.progress import task
 from remnant.solvers.glm.closed_form import Fit, coefficients, curvature
 
-STEP = 1e-5  # of the differences, in the known records' standard deviations
-FLOOR = 2.0**-46  # coefficients agree no better than a solver rounds
-EVALUATIONS = 25  # of one start, Jacobians not counted
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    step: float = 1e-5  # of differences, in the known records' deviations: rounding against bend
+    floor: float = 2.0**-46  # coefficients agree no better than a solver rounds
+    evaluations: int = 25  # of one start, Jacobians not counted: more starts or longer ones
+
+
+TOLERANCES = Tolerances()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,8 +66,8 @@ def refit(
         return np.asarray(((found @ factor.T - released) / released.norm()).flatten())
 
     def jacobian(place: np.ndarray) -> np.ndarray:
-        here = off(place)
-        columns = [(off(place + STEP * one) - here) / STEP for one in np.eye(len(place))]
+        here, step = off(place), TOLERANCES.step
+        columns = [(off(place + step * one) - here) / step for one in np.eye(len(place))]
         return np.stack(columns, 1)
 
     best: Refitted | None = None
@@ -69,7 +75,13 @@ def refit(
         for start in starts:
             place = ((start - middle) / scale).numpy()
             done = least_squares(
-                off, place, jac=jacobian, max_nfev=EVALUATIONS, ftol=1e-6, xtol=1e-10, gtol=None
+                off,
+                place,
+                jac=jacobian,
+                max_nfev=TOLERANCES.evaluations,
+                ftol=1e-6,
+                xtol=1e-10,
+                gtol=None,
             )
             error = error_of(done.x, done.fun, done.jac)
             if best is None or error < best.error:
@@ -87,7 +99,7 @@ def refit(
 def error_of(place: np.ndarray, off: np.ndarray, jacobian: np.ndarray) -> float:
     """The relative error that this much disagreement can hide, along the weakest direction."""
     weakest = float(np.linalg.svd(jacobian, compute_uv=False)[-1])
-    hidden = max(float(np.linalg.norm(off)), FLOOR)
+    hidden = max(float(np.linalg.norm(off)), TOLERANCES.floor)
     return hidden / max(weakest * float(np.linalg.norm(place)), 1e-300)
 
 

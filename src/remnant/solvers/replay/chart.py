@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from remnant.solvers.replay.outside import first_weight, frames
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
-
-LEAST = 0.03  # of the mean scale
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +68,7 @@ def adam_scale(run: SharedRun, released: Weights) -> Tensor | None:
     if first is None or run.extra != 1:
         return None
     size = run.inputs.flatten(1).abs().mean(0)
-    scale = (size / size.mean().clamp(min=1e-30)).clamp(min=LEAST**2).sqrt()
+    scale = (size / size.mean().clamp(min=1e-30)).clamp(min=TOLERANCES.least_scale**2).sqrt()
     moved = (released[run.names[first]].to(run.inputs) - run.start[first]).abs().amax(1)
     known = (moved == 0) & (size == 0) & (run.recipe.weight_decay == 0)
     return torch.where(known, 0.0, scale)

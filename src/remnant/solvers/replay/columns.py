@@ -23,16 +23,11 @@ from torch import Tensor
 
 from remnant.progress import task
 from remnant.solvers.replay.lbfgs import Minimum
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import Observe, end_of_run
 from remnant.training.fleet import SharedRun, begin, step_gradient
 from remnant.training.losses import loss_named
 from remnant.training.steps import slots, update
-
-EVEN, FINE = 16, 6  # values of the grid: evenly over the range, and by half decades towards 0
-STEPS = 3  # Gauss-Newton steps for each column and round
-BRIGHTER = 0.06  # tried either way
-HISTORY = 10  # of the extrapolation
-PATIENCE = 12  # rounds without a smaller misfit
 
 Box = tuple[Tensor, Tensor]  # d each
 
@@ -114,7 +109,7 @@ def solve_columns(
     number = torch.finfo(entries.dtype)
     # Differences: forward differentiation of the steps takes ten times as long.
     small = number.eps**0.4 * (entries.abs() + 0.01)
-    for _ in range(STEPS + 1):
+    for _ in range(TOLERANCES.column_steps + 1):
         here = end(entries)
         slope = (end(entries + small) - here) / small[:, None]
         gap = wanted - here
@@ -137,8 +132,8 @@ def solve_columns(
 def grid_of(box: Box) -> Tensor:
     """Values to try x d: evenly over the box of each entry, and finer towards 0."""
     low, high = box
-    even = low + torch.linspace(0, 1, EVEN + 1).to(low)[:, None] * (high - low)
-    fine = 10 ** (-torch.arange(5, 5 + FINE) / 2).to(low)[:, None] * (high - low)
+    even = low + torch.linspace(0, 1, TOLERANCES.grid_even + 1).to(low)[:, None] * (high - low)
+    fine = 10 ** (-torch.arange(5, 5 + TOLERANCES.grid_fine) / 2).to(low)[:, None] * (high - low)
     return torch.cat([even, torch.zeros_like(low)[None], fine, -fine]).clamp(low, high)
 
 
@@ -176,7 +171,8 @@ def columns(
             trace.append(values)
             tick(note=f"misfit {float(values.median()):.1e}")
             since = 0 if bool(better.any()) else since + 1
-            if since == PATIENCE or bool((values <= 1e-3 * torch.finfo(x.dtype).eps).all()):
+            ended = bool((values <= 1e-3 * torch.finfo(x.dtype).eps).all())
+            if since == TOLERANCES.patience or ended:
                 break
             tried = grid if count < how.grids else grid[:0]
             found = solve_columns(run, run.start[first], parts, wanted, x, tried, robust=how.robust)
@@ -199,12 +195,12 @@ def brightness(
     run: SharedRun, found: Tensor, like: Tensor, labels: Tensor, seen: Tensor, observe: Observe
 ) -> Tensor:
     """K: the factor of each row of `found` with the least misfit, by a parabola through three."""
-    factors = (1 - BRIGHTER, 1.0, 1 + BRIGHTER)
+    factors = (1 - TOLERANCES.brighter, 1.0, 1 + TOLERANCES.brighter)
     tried = [end_of_run(run, (found * factor).view_as(like), labels) for factor in factors]
     low, middle, high = ((observe(end) - seen).square().sum(1) for end in tried)
     bend = low - 2 * middle + high
     step = torch.where(bend > 0, (low - high) / (2 * bend), 2 * (low - high).sign())
-    return 1 + BRIGHTER * step.clamp(-2, 2)
+    return 1 + TOLERANCES.brighter * step.clamp(-2, 2)
 
 
 class Past:
@@ -216,8 +212,8 @@ class Past:
 
     def extrapolated(self, point: Tensor, move: Tensor) -> Tensor:
         """K x d: where the moves would vanish if they were linear in the points."""
-        self.points = [*self.points, point][-HISTORY - 1 :]
-        self.moves = [*self.moves, move][-HISTORY - 1 :]
+        self.points = [*self.points, point][-TOLERANCES.history - 1 :]
+        self.moves = [*self.moves, move][-TOLERANCES.history - 1 :]
         if len(self.points) < 2:
             return point + move
         dx, df = torch.stack(self.points, 2).diff(dim=2), torch.stack(self.moves, 2).diff(dim=2)

@@ -10,12 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import Observe, end_of_run, misfit
 from remnant.training.fleet import SharedRun
-
-DRAWS = 2  # random combinations of what is seen; one could miss an entry by chance
-MOVE = 0.05  # of the spread of the data: a move that must be seen
-FAR = 10.0  # times what counts as matched; runs that hold their records left 50 times and more
 
 
 def sensitivity(
@@ -26,10 +23,10 @@ def sensitivity(
     generator = torch.Generator().manual_seed(0)
     end = observe(end_of_run(run, records, labels))
     total = torch.zeros_like(records)
-    for _ in range(DRAWS):
+    for _ in range(TOLERANCES.sense_draws):
         draw = torch.randn(end.shape[1], generator=generator, dtype=torch.float64).to(end)
         _, slope = misfit(run, records, labels, observe, end - draw / 2, memory=memory)
-        total += slope.square() / DRAWS
+        total += slope.square() / TOLERANCES.sense_draws
     return total
 
 
@@ -45,9 +42,9 @@ def idle_records(
     """K x m: of which records some entry has no effect at all, or of which all have next to none.
 
     matched: K, the misfit below which a run counts as matched. By its derivative, a record that
-    moves alone by `MOVE` in every entry must leave `FAR` times as much.
+    moves alone by `move` in every entry must leave `far` times as much.
     """
     slopes = sensitivity(run, records, labels, observe=observe, memory=memory).flatten(2)
     spread = (run.inputs if len(run.inputs) else records).std()
-    moved = (MOVE * spread * run.records) ** 2 * slopes.sum(2)
-    return (slopes == 0).any(2) | ~(moved > FAR * matched[:, None])
+    moved = (TOLERANCES.move * spread * run.records) ** 2 * slopes.sum(2)
+    return (slopes == 0).any(2) | ~(moved > TOLERANCES.far * matched[:, None])

@@ -12,14 +12,10 @@ from torch import Tensor
 
 from remnant.solvers.numerics import least_squares
 from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import end_of_run, misfit
 from remnant.training.fleet import SharedRun
 from remnant.types import Weights
-
-DRAWS = 2  # of noise, next to what is really left over
-INNER = 24  # steps of conjugate gradients: weak directions come late
-STEP = 1e-6  # of a record's size: short, so that no unit switches
-SAFETY = 36.0  # of squared errors: weak directions may be left out, and rounding is not even
 
 
 def squared_errors(
@@ -38,15 +34,16 @@ def squared_errors(
     """
     observe = observation.of(run)
     seen = observation.seen(run, released)
-    many = records.to(run.inputs)[None].expand(1 + DRAWS, *records.shape).contiguous()
-    tags = labels[None].expand(1 + DRAWS, -1)
+    draws = TOLERANCES.noise_draws
+    many = records.to(run.inputs)[None].expand(1 + draws, *records.shape).contiguous()
+    tags = labels[None].expand(1 + draws, -1)
     end = observe(end_of_run(run, many[:1], tags[:1]))
     rest = seen - end
     level = torch.hypot(rest.square().mean().sqrt(), precision * seen / 12**0.5)
     generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
-    noise = torch.randn(DRAWS, rest.shape[1], generator=generator, dtype=rest.dtype)
+    noise = torch.randn(draws, rest.shape[1], generator=generator, dtype=rest.dtype)
     wanted = torch.cat([rest, level * noise])
-    size = STEP * float(many.square().mean().sqrt().clamp(min=1e-30))
+    size = TOLERANCES.error_move * float(many.square().mean().sqrt().clamp(min=1e-30))
 
     def forward(change: Tensor) -> Tensor:
         length = change.square().mean(1, keepdim=True).sqrt().clamp(min=1e-300)
@@ -56,6 +53,6 @@ def squared_errors(
     def backward(pull: Tensor) -> Tensor:
         return misfit(run, many, tags, observe, end - pull / 2, memory=memory)[1].flatten(1)
 
-    moves = least_squares(forward, backward, wanted, iterations=INNER).view_as(many)
-    moves = moves.flatten(2).square().sum(2)
-    return SAFETY * (moves[0] + moves[1:].mean(0))
+    moves = least_squares(forward, backward, wanted, iterations=TOLERANCES.error_steps)
+    moves = moves.view_as(many).flatten(2).square().sum(2)
+    return TOLERANCES.safety * (moves[0] + moves[1:].mean(0))

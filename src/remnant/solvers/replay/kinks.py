@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from remnant.training.fleet import SharedRun
 from remnant.training.stacked import stacked_forward
 
-SELU_SCALE, SELU_LOW = 1.0507009873554805, 1.6732632423543772
-
 
 class _Step(torch.autograd.Function):
     generate_vmap_rule = True
@@ -81,6 +79,7 @@ class KinkedSELU(nn.Module):
     """SELU, whose slope falls from 1.76 to 1.05 at 0: ELU, which has no kink, less some ReLU."""
 
     elementwise = True
+    scale, low = 1.0507009873554805, 1.6732632423543772
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class KinkedSELU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bent: Tensor = self.bent(x)
-        return SELU_SCALE * (SELU_LOW * F.elu(x) - (SELU_LOW - 1) * bent)
+        return self.scale * (self.low * F.elu(x) - (self.low - 1) * bent)
 
 
 def kinked(module: nn.Module, alpha: float) -> nn.Module | None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from remnant.checkpoints import checkpoint
+from remnant.solvers.replay.tolerances import TOLERANCES
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """K x d -> values K and gradients K x d, row by row."""
 
-ARMIJO = 1e-4
 Pair = tuple[Tensor, ...]
 """A step, the change of the gradient (K x d each), and 1 / their product (K; 0: not used)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Minimum:
-    """Where each row ended: points K x d, values K, the values after every evaluation, and what is
-    remembered of the curvature."""
+    """Where each row ended: points K x d, values K, and the values after every evaluation."""
 
     points: Tensor
     values: Tensor
     evaluations: int
     trace: tuple[Tensor, ...]
-    pairs: list[Pair] = field(default_factory=list)
 
 
 def joined(parts: Sequence[Minimum]) -> Minimum:
@@ -46,37 +44,35 @@ def minimise(
     objective: Objective,
     start: Tensor,
     *,
-    evaluations: int | Tensor,
+    evaluations: int,
     history: int = 30,
     enough: Tensor | float = 0.0,
     first_step: float = 1.0,
-    pairs: list[Pair] | None = None,
     each: Callable[[], object] = lambda: None,
 ) -> Minimum:
     """Descend from `start` (K x d) until every value is at most `enough` or evaluations run out.
 
-    evaluations: of all rows, or of each (K); a row that has had its own stays where it is. So does
-    one whose trial point does not fall enough (Armijo), which tries a shorter step at the next.
-    first_step: the length of the first one. pairs: of a descent to here.
+    A row whose trial point does not fall enough (Armijo) stays where it is and tries a shorter step
+    at the next. first_step: the length of the first one.
     """
     x = start.clone()
     f, g = objective(x)
     each()
-    pairs, step = pairs or [], torch.ones_like(f)
+    pairs: list[Pair] = []
+    step = torch.ones_like(f)
     direction = _two_loop(pairs, g, first_step)
     trace, count = [f], 1
-    allowed = torch.as_tensor(evaluations).expand(len(x))
-    kept = checkpoint("lbfgs", x, f, g, allowed, history, pairs)  # f and g stand for the objective
+    kept = checkpoint("lbfgs", x, f, g, evaluations, history)  # f and g stand for the objective
     if kept.state is not None:
         x, f, g, direction, step, pairs, trace, count = kept.state
-    while bool(((count < allowed) & ~(f <= enough)).any()):
+    while count < evaluations and bool((~(f <= enough)).any()):
         slope = _dot(g, direction)
         tried = x + step[:, None] * direction
         value, gradient = objective(tried)
         each()
         count += 1
-        good = (value <= f + ARMIJO * step * slope) & value.isfinite()
-        good &= gradient.isfinite().all(1) & (count <= allowed)
+        good = (value <= f + TOLERANCES.armijo * step * slope) & value.isfinite()
+        good &= gradient.isfinite().all(1)
         pairs = _remember(pairs, good, tried - x, gradient - g, history)
         shorter = _shorter(f, slope, step, value)
         x, g = torch.where(good[:, None], tried, x), torch.where(good[:, None], gradient, g)
@@ -91,24 +87,7 @@ def minimise(
         trace.append(f)
         if kept.due():
             kept.save([x, f, g, direction, step, pairs, trace, count])
-    return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace), pairs=pairs)
-
-
-def rows_of(pairs: Sequence[Pair], index: Tensor) -> list[Pair]:
-    return [(*(part[index] for part in pair),) for pair in pairs]
-
-
-def with_rows(
-    pairs: Sequence[Pair], count: int, index: Tensor, later: Sequence[Pair]
-) -> list[Pair]:
-    """`pairs` of `count` rows, with some rows' replaced by `later`, which may be more. The other
-    rows get as many unused ones, as their oldest, so that those are forgotten first."""
-    more = len(later) - len(pairs)
-    none = [(*(part.new_zeros(count, *part.shape[1:]) for part in pair),) for pair in later[:more]]
-    return [
-        (*(part.index_copy(0, index, own) for part, own in zip(pair, new, strict=True)),)
-        for pair, new in zip([*none, *pairs], later, strict=True)
-    ]
+    return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
-
-CLEAR = 1e3  # how far the direction must stand above the next: its error is the inverse
 
 
 def frames(run: SharedRun, released: Weights) -> Tensor | None:
@@ -36,7 +35,7 @@ def frames(run: SharedRun, released: Weights) -> Tensor | None:
     for end in released[run.names[first]].double():
         change = (end - decayed(run) * start) @ empty
         _, size, direction = torch.linalg.svd(change, full_matrices=False)
-        if len(size) > 1 and float(size[0]) < CLEAR * float(size[1]):
+        if len(size) > 1 and float(size[0]) < TOLERANCES.clear * float(size[1]):
             return None
         lines.append(torch.cat([span, (empty @ direction[0])[:, None]], 1))
     return torch.stack(lines).to(run.inputs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +14,14 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.solvers.replay.chart import Chart, chart_of
 from remnant.solvers.replay.columns import Box
-from remnant.solvers.replay.depend import MOVE, idle_records
-from remnant.solvers.replay.lbfgs import Pair, rows_of, with_rows
+from remnant.solvers.replay.depend import idle_records
 from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import end_of_run
 from remnant.solvers.replay.ways import Problem, ReplaySettings, newton, solve, solvers_for
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
-
-CLOSE = 1.2  # labels within that of the least misfit after a short run are given another
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,9 +32,10 @@ class Replayed:
     below the tolerance. idle: K x m, records of a matched run that could move without spoiling the
     match (see `depend`). determined: K, none is idle, as many numbers are seen as are unknown, and
     no other match was found near; without it a match says nothing. evaluations: of a target at
-    most, with those of its label's short run that are gone on with. trace: the median residual
-    after every one of the others.
+    most, but for its label's short run. trace: the median residual after every one.
     """
+
+    EACH: ClassVar = ("records", "labels", "residual", "matched", "idle", "determined")
 
     records: Tensor
     labels: Tensor
@@ -52,15 +52,12 @@ class Begun:
     """K runs to solve from where a search for their labels left them: points K x m x shape, labels
     K x m.
 
-    before: K, the misfit that counts as 1; None = that at the points. spent: K, evaluations on the
-    way there that `solve` goes on from. pairs: what they told of the curvature.
+    before: K, the misfit that counts as 1; None = that at the points.
     """
 
     points: Tensor
     labels: Tensor
     before: Tensor | None = None
-    spent: Tensor
-    pairs: list[Pair] = field(default_factory=list)
 
 
 def replay(
@@ -99,7 +96,7 @@ def replay(
     if labels.shape != starts.shape[:2] or labels.shape[1] != run.extra:
         got = f"{tuple(labels.shape)} labels and {tuple(starts.shape)} starts"
         raise InputError(expected("replay", f"K x {run.extra} and K x {run.extra} x shape", got))
-    return in_rounds(problem, Begun(points=starts, labels=labels, spent=none_of(labels)))
+    return in_rounds(problem, Begun(points=starts, labels=labels))
 
 
 def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed:
@@ -119,14 +116,12 @@ def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed
             doubt=math.inf,
             labels_tried=len(starts),
             label_evaluations=2 * settings.label_evaluations,
-            evaluations=settings.evaluations + 2 * settings.label_evaluations,
         ),
     )
     chosen = {name: weights[left] for name, weights in released.items()}
     second = in_rounds(wider, likely_labels(wider, chosen, starts))
     better = second.residual < first.residual[left]
-    fields = ("records", "labels", "residual", "matched", "idle", "determined")
-    merged = {name: getattr(first, name).clone() for name in fields}
+    merged = {name: getattr(first, name).clone() for name in Replayed.EACH}
     for name, values in merged.items():
         values[left[better]] = getattr(second, name)[better]
     trace = first.trace + second.trace
@@ -140,12 +135,8 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
     residual = torch.full((len(points),), torch.inf, dtype=points.dtype)
     trace: list[float] = []
     for solver in solvers_for(problem):
-        mine, allowed = problem.rows(left), problem.settings.evaluations
-        if solver is solve:
-            rest, pairs = allowed - begun.spent[left], rows_of(begun.pairs, left)
-            found = solve(mine, points[left], labels[left], rest, pairs=pairs)
-        else:
-            found = solver(mine, points[left], labels[left], allowed)
+        mine = problem.rows(left)
+        found = solver(mine, points[left], labels[left], problem.settings.evaluations)
         if before is None:
             before = found.trace[0].clamp(min=1e-30)
         points[left] = mine.chart.records(found.points, points[left])
@@ -165,13 +156,9 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
         matched=matched,
         idle=idle,
         determined=determined,
-        evaluations=len(trace) + int(begun.spent.min()),
+        evaluations=len(trace),
         trace=tuple(trace),
     )
-
-
-def none_of(rows: Tensor) -> Tensor:
-    return torch.zeros(len(rows), dtype=torch.long)
 
 
 def held(
@@ -199,7 +186,7 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
     generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
     draw = torch.randn(records.shape[1:], generator=generator, dtype=torch.float64).to(records)
     known = problem.run.inputs
-    far = MOVE * (known if len(known) else records).std()
+    far = TOLERANCES.move * (known if len(known) else records).std()
     plain = replace(problem, settings=replace(problem.settings, bends=(0.0,) * 4))
     solver = newton if problem.jumps else solve
     found = solver(plain, records + far * draw, labels, problem.settings.evaluations)
@@ -211,8 +198,7 @@ def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
     """For each target where its best class's short run ended, and that class.
 
     One run per class ranks them, mostly by the later layers (for Adam by absolute values over
-    all: few weights move by whole steps whatever the label); those that lead are followed up, and
-    by L-BFGS once more where that decides nothing.
+    all: few weights move by whole steps whatever the label); those that lead are followed up.
     """
     run, settings = problem.run, problem.settings
     ends = end_of_run(run, starts[:, None], torch.arange(len(starts))[:, None])
@@ -229,38 +215,11 @@ def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
     short = solvers_for(problem)[0]
     if short is newton:
         short = partial(newton, steps=slice(2))
-    few = min(settings.label_evaluations, max(1, settings.evaluations - 1))
-    found = short(many, points, labels, few)
-    ended, values = many.chart.records(found.points, points), found.values.clone()
-    sizes = torch.bincount(targets).tolist()
-    each = torch.arange(len(targets)).split(sizes)
-    if short is not solve:
-        best = torch.stack([mine[values[mine].argmin()] for mine in each])
-        return Begun(
-            points=ended[best],
-            labels=labels[best],
-            before=found.trace[0][best],
-            spent=none_of(best),
-        )
-    least = torch.stack([values[mine].min() for mine in each])
-    close = values <= CLOSE * least[targets]
-    close &= torch.bincount(targets[close], minlength=len(sizes))[targets] > 1
-    again, pairs = close.nonzero()[:, 0], found.pairs
-    spent = torch.full_like(targets, found.evaluations)
-    if len(again) and settings.evaluations > 2 * few:
-        mine = many.rows(again)
-        more = solve(mine, ended[again], labels[again], few, pairs=rows_of(pairs, again))
-        ended[again], values[again] = mine.chart.records(more.points, ended[again]), more.values
-        spent[again] += more.evaluations
-        pairs = with_rows(pairs, len(targets), again, more.pairs)
-    best = torch.stack([mine[values[mine].argmin()] for mine in each])
-    return Begun(
-        points=ended[best],
-        labels=labels[best],
-        before=found.trace[0][best],
-        spent=spent[best],
-        pairs=rows_of(pairs, best),
-    )
+    found = short(many, points, labels, settings.label_evaluations)
+    ended = many.chart.records(found.points, points)
+    each = torch.arange(len(targets)).split(torch.bincount(targets).tolist())
+    best = torch.stack([mine[found.values[mine].argmin()] for mine in each])
+    return Begun(points=ended[best], labels=labels[best], before=found.trace[0][best])
 
 
 def class_starts(inputs: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -296,13 +255,4 @@ def replay_update(
     many = {n: w.to(like).expand(restarts, *w.shape) for n, w in released.items()}
     found = replay(run, many, starts=starts, labels=labels.expand(restarts, -1), settings=settings)
     order = found.residual.argsort()
-    return Replayed(
-        records=found.records[order],
-        labels=found.labels[order],
-        residual=found.residual[order],
-        matched=found.matched[order],
-        idle=found.idle[order],
-        determined=found.determined[order],
-        evaluations=found.evaluations,
-        trace=found.trace,
-    )
+    return replace(found, **{name: getattr(found, name)[order] for name in Replayed.EACH})

@@ -13,49 +13,43 @@ from remnant.progress import task
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.columns import Box, Rounds, columns
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import Minimum, Pair, joined, minimise
+from remnant.solvers.replay.lbfgs import Minimum, joined, minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import first_weight
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import misfit
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.training.steps import slots
-
-BEND = 10.0  # of the kinks where Gauss-Newton steps did not arrive and a line search goes on
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
     """How the run is solved for its unknown records.
 
-    evaluations: runs forward and backward for each target; those that told its label count where
-    they are gone on with, in runs that are smooth. labels_tried: unknown labels that are followed
-    up, by `label_evaluations` each (twice where close), if their first guess is within `doubt`
-    times the best one's. tolerance: the share of the start's misfit below which a run counts as
-    matched. Its power 1.5 where convolutions come first (of two targets of CIFAR-10, residuals of
-    9e-5, 1e-5 and 4e-6 left an MSE of 1.4e-3, 5e-4 and 3e-4); its square for logits, for Adam and
-    for several unknown records, its cube where nothing is known, since mixtures of records of one
-    class fit almost as well as the records. hopeful: a residual between the tolerance itself and
-    that is tried again, with all labels and as many evaluations. bends, inner: Gauss-Newton steps
-    for networks with ReLU, see `newton`. algebra: use what the first layer tells, see `chart`.
-    memory: bytes that the kept states of a run may fill.
+    A run is matched where its misfit is below `tolerance` times that at the start. The tolerance is
+    taken to the power 1.5 where convolutions come first (of two targets of CIFAR-10, residuals of
+    9e-5, 1e-5 and 4e-6 left an MSE of 1.4e-3, 5e-4 and 3e-4), squared for logits, for Adam and for
+    several unknown records, cubed where nothing is known: mixtures of records of one class fit
+    almost as well as the records.
     """
 
-    evaluations: int = 80
-    history: int = 30
-    labels_tried: int = 10
-    label_evaluations: int = 12
-    doubt: float = 1.1
+    evaluations: int = 80  # runs forward and backward for each target
+    history: int = 30  # steps that L-BFGS remembers
+    labels_tried: int = 10  # unknown labels that are followed up
+    label_evaluations: int = 12  # of each of them
+    doubt: float = 1.1  # labels whose first guess is within that of the best one's are followed up
     tolerance: float = 1e-4
-    hopeful: float = 0.5
+    hopeful: float = 0.5  # residuals between the tolerance and that are tried with all labels
     bends: tuple[float, ...] = (
         3.0, 3.0, 10.0, 10.0, 30.0, 30.0, 30.0, 100.0, 100.0, 100.0, 300.0, 300.0,
         0.0, 0.0, 0.0, 0.0,
     )  # fmt: skip
-    inner: int = 12
-    algebra: bool = True
-    memory: int = 1 << 30
+    """Gauss-Newton steps for networks with ReLU, see `newton`."""
+    inner: int = 12  # conjugate gradients of each of them
+    algebra: bool = True  # use what the first layer tells, see `chart`
+    memory: int = 1 << 30  # bytes that the kept states of a run may fill
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,7 +105,7 @@ def solvers_for(problem: Problem) -> tuple[Solver, ...]:
         if not problem.jumps:
             return first, near, solve
         return first, partial(newton, steps=slice(3, None, 2)), near, newton, near, solve
-    return (newton, partial(solve, bend=BEND), solve) if problem.jumps else (solve,)
+    return (newton, partial(solve, bend=TOLERANCES.bend), solve) if problem.jumps else (solve,)
 
 
 def newton(
@@ -162,14 +156,13 @@ def solve(
     problem: Problem,
     starts: Tensor,
     labels: Tensor,
-    evaluations: int | Tensor,
+    evaluations: int,
     bend: float = 0.0,
-    pairs: list[Pair] | None = None,
 ) -> Minimum:
     """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
 
     The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
-    for an error of order 1 in the record. evaluations: of all rows, or of each.
+    for an error of order 1 in the record.
     """
     run, settings, chart = problem.run, problem.settings, problem.chart
     observe, scale = problem.observation.of(run), float(run.records)
@@ -186,13 +179,12 @@ def solve(
         )
         return value, chart.pull(gradient)
 
-    with task("replay", int(torch.as_tensor(evaluations).max())) as step:
+    with task("replay", evaluations) as step:
         return minimise(
             objective,
             chart.place(starts),
             evaluations=evaluations,
             history=settings.history,
             enough=1e-3 * torch.finfo(starts.dtype).eps,
-            pairs=pairs,
             each=step,
         )

@@ -15,12 +15,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.layers import leaves
+from remnant.solvers.layers import working
 from remnant.solvers.tensor.eavesdrop import BIJECTIONS, Layer, undo_directions, undo_layers
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 from remnant.types import Weights
-
-_PASS_THROUGH = (nn.Identity, nn.Dropout, nn.Flatten)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +51,7 @@ class Deep:
 
 def read_deep(model: nn.Module, gradient: Weights) -> Deep | str:
     """A dense network of any depth and its gradient, or in a sentence why it cannot be read."""
-    layers = [(p, m) for p, m in leaves(model) if not isinstance(m, _PASS_THROUGH)]
+    layers = working(model, nn.Flatten)
     dense = [m for _, m in layers[::2]]
     if len(layers) % 2 == 0 or len(layers) < 3 or not all(isinstance(m, nn.Linear) for m in dense):
         return "the model must be dense layers with one activation between each two of them"

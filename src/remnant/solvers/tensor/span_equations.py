@@ -11,7 +11,7 @@ m x B^2 and m x B c arrays; the Jacobian itself, m (B + c) x B (B + c), is never
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -165,26 +165,6 @@ def _add_head(
     rr = rr + torch.einsum("ij,kl->ikjl", s.T @ s, torch.eye(k, dtype=s.dtype))
     gc = gc + torch.einsum("ibk,ik->ib", (moved.T @ part).reshape(n, n, k), r)
     return cc, cr, rr, gc, gr + s.T @ part
-
-
-def without(eq: Equations, at: Point, keep: Tensor) -> tuple[Equations, Tensor]:
-    """The equations of the records that `keep` (B, bool) does not name, the others' part taken off.
-
-    k x B: the orthonormal rows that span what is left; the coordinates of the smaller equations are
-    in them.
-    """
-    c, r = at.coordinates[keep], at.residuals[keep]
-    s, s1, _ = derivatives(eq.activation, eq.w @ c.T + eq.offset)
-    layer = eq.layer - (eq.heads @ r.T * s1) @ c
-    rows = torch.linalg.svd(layer, full_matrices=False)[2][: int((~keep).sum())]
-    smaller = replace(
-        eq,
-        w=eq.w @ rows.T,
-        layer=layer @ rows.T,
-        head=None if eq.head is None else eq.head - (s - s.mean(0)) @ r,
-        last=None if eq.last is None else rows @ eq.last,
-    )
-    return smaller, rows
 
 
 def best_residuals(eq: Equations, c: Tensor) -> Tensor:

@@ -27,16 +27,11 @@ from remnant.solvers.tensor.span_equations import (
     levenberg_marquardt,
     pose,
     stacked,
-    without,
 )
 from remnant.solvers.tensor.stein import regress_moments, vanishing
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer, scales_and_signs
 
 Box = tuple[Tensor, Tensor]  # lowest and highest input, each broadcasts over d
-
-ROUNDING = 1e-32  # relative sum of squares that ends the descent
-SAFETY = 6.0  # standard deviations that are stated: noise of a gradient is not even
-MOST_SIGNS = 16  # 2^16 choices of signs are looked at, not more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +40,17 @@ class SpanSettings:
 
     tolerance: float = 1e-7
     attempts: int = 8  # decompositions, all but the first from a sample of the neurons
-    projections: int = 100
     iterations: int = 200
-    renewals: int = 3  # of doubtful records, after each descent
+    rounding: float = 1e-32  # relative sum of squares that ends the descent
+    safety: float = 6.0  # standard deviations that are stated: noise of a gradient is not even
+    most_signs: int = 16  # records: 2^16 choices of signs are looked at, not more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpanResult:
     """inputs: B x d. residuals: B x c, dL/df of each record. misfit: of all of the gradient.
 
-    error: B, what misfit and curvature let each input be wrong by (L2), by SAFETY standard
+    error: B, what misfit and curvature let each input be wrong by (L2), by `safety` standard
     deviations, and noise that turns the span.
     sign_known: False where (x, r) and (-x, -r) explain the gradient alike and nothing decided.
     """
@@ -86,16 +82,19 @@ def recover_span(
         ).count
     eq, right = pose(network, gradient, count)
     best, tried = search(eq, settings, generator)
-    at, sign_known = resolve_signs(network, gradient, eq, best, right, box, residual_sign)
+    at, sign_known = resolve_signs(
+        network, gradient, eq, best, right, box, residual_sign, settings.most_signs
+    )
     d = network.weights.shape[1]
     inputs = (at.coordinates @ right)[:, :d]
     misfit = whole_misfit(network, gradient, inputs, at.residuals)
+    error = torch.hypot(deviations(eq, at), turning(network, gradient, at, inputs))
     unknowns = at.coordinates.numel() + at.residuals.numel()
     return SpanResult(
         inputs=inputs,
         residuals=at.residuals,
         misfit=misfit,
-        error=SAFETY * torch.hypot(deviations(eq, at), turning(network, gradient, at, inputs)),
+        error=settings.safety * error,
         certified=misfit < settings.tolerance and eq.layer.numel() > 2 * unknowns,
         sign_known=sign_known,
         attempts=tried,
@@ -122,60 +121,16 @@ def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) ->
     Ends at a misfit below the tolerance, or (noise) when two attempts come to the same lowest one.
     """
     lowest: list[Point] = []
-    tried = 0
     with task("solving in the span", settings.attempts) as step:
         for attempt in range(settings.attempts):
-            end: Point | None = None
-            for start in propose(eq, settings, generator, fraction=0.8 if attempt else 1.0):
-                tried += 1
-                other = descend(eq, start, settings, generator)
-                end = other if end is None or other.cost < end.cost else end
-                if end.cost < settings.tolerance**2:
-                    break
-            assert end is not None, "there is always a start"
+            start = propose(eq, generator, fraction=0.8 if attempt else 1.0)
+            end = levenberg_marquardt(eq, start, settings.iterations, settings.rounding)
             again = any(abs(end.cost - p.cost) < 1e-6 * p.cost for p in lowest)
             lowest.append(end)
             step(note=f"misfit {end.cost**0.5:.1e}")
             if again or end.cost < settings.tolerance**2:
                 break
-    return min(lowest, key=lambda p: p.cost), tried
-
-
-def descend(
-    eq: Equations, start: Point, settings: SpanSettings, generator: torch.Generator
-) -> Point:
-    """Down from `start`, and on from there with the doubtful records taken anew."""
-    at = levenberg_marquardt(eq, start, settings.iterations, ROUNDING)
-    for _ in range(settings.renewals):
-        if at.cost < settings.tolerance**2 or eq.count == 1:
-            break
-        other = levenberg_marquardt(
-            eq, renewed(eq, at, settings, generator), settings.iterations, ROUNDING
-        )
-        if other.cost > 0.99 * at.cost:
-            break
-        at = other
-    return at
-
-
-def renewed(eq: Equations, at: Point, settings: SpanSettings, generator: torch.Generator) -> Point:
-    """The point with its doubtful records replaced.
-
-    Two records that have met, or one that fits nothing, have a wide spread: the others' part is
-    taken off the gradient, which leaves a smaller problem of the same kind.
-    """
-    doubt = deviations(eq, at) / at.coordinates.norm(dim=1)
-    bad = (doubt > 5 * doubt.median()) | (doubt == doubt.max())
-    if int(bad.sum()) > eq.count // 2:
-        bad = doubt > doubt.median()
-    if not bool(bad.any()):
-        return at
-    smaller, rows = without(eq, at, ~bad)
-    start = propose(smaller, settings, generator)[0]
-    part = levenberg_marquardt(smaller, start, settings.iterations, ROUNDING)
-    c = at.coordinates.clone()
-    c[bad] = part.coordinates @ rows
-    return evaluate(eq, c, best_residuals(eq, c))
+    return min(lowest, key=lambda p: p.cost), len(lowest)
 
 
 def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,10 +145,8 @@ def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
     return centred @ white, white
 
 
-def propose(
-    eq: Equations, settings: SpanSettings, generator: torch.Generator, *, fraction: float = 1.0
-) -> list[Point]:
-    """Two starts, the likelier first: components of the moments at several scales.
+def propose(eq: Equations, generator: torch.Generator, *, fraction: float) -> Point:
+    """A start: components of the moments, at the scale that fits the equations best.
 
     fraction: of the neurons that the moments are taken over. Another sample is another chance.
     """
@@ -208,7 +161,7 @@ def propose(
     # A bias of its own in every neuron blurs the parity: then every order speaks.
     blurred = bool(eq.offset.any())
     speaking = [moments[k] for k in orders[1:] if blurred or not vanishing(eq.activation, k)]
-    u = decompose(speaking, generator=generator, projections=settings.projections).directions
+    u = decompose(speaking, generator=generator).directions
     sizes = {k: component_weights(moments[k], u) for k in orders}
     norms = scales_and_signs(eq.activation, sizes).signed_norm
     u = u @ back
@@ -217,8 +170,8 @@ def propose(
         ones = u @ eq.last
         options.append(u / torch.where(ones.abs() < 1e-6, 1e-6, ones)[:, None])
     points = [evaluate(eq, c, best_residuals(eq, c)) for c in options]
-    points = sorted(points, key=lambda p: p.cost)[:2]
-    return [turned(eq, p) for p in points] if blurred else points
+    best = min(points, key=lambda p: p.cost)
+    return turned(eq, best) if blurred else best
 
 
 def turned(eq: Equations, at: Point) -> Point:
@@ -259,6 +212,7 @@ def resolve_signs(
     right: Tensor,
     box: Box | None,
     residual_sign: int,
+    most: int,
 ) -> tuple[Point, bool]:
     """The right one of (x, r) and (-x, -r): alike for activations that are odd up to a constant.
 
@@ -272,7 +226,7 @@ def resolve_signs(
     if residual_sign:
         sign = torch.sign(r.sum(1)) * residual_sign
     else:
-        found = _signs_by_sums(gradient, eq, at)
+        found = _signs_by_sums(gradient, eq, at, most)
         if found is None and box is not None:
             x = c @ right
             sign = torch.where(_outside(x, box) <= _outside(-x, box), 1.0, -1.0)
@@ -294,7 +248,7 @@ def _outside(x: Tensor, box: Box) -> Tensor:
     return (box[0] - x).clamp(min=0).sum(1) + (x - box[1]).clamp(min=0).sum(1)
 
 
-def _signs_by_sums(gradient: BatchGradient, eq: Equations, at: Point) -> Tensor | None:
+def _signs_by_sums(gradient: BatchGradient, eq: Equations, at: Point, most: int) -> Tensor | None:
     """Signs that make the sums right which the other equations leave out; None if they do not say.
 
     sum_i R_ik is the output bias' gradient, sum_i R_ik mean_j s(z_ij) the head's mean.
@@ -310,7 +264,7 @@ def _signs_by_sums(gradient: BatchGradient, eq: Equations, at: Point) -> Tensor 
         plus.append(at.residuals * eq.activation(z).mean(0)[:, None])
         minus.append(-at.residuals * eq.activation(-z).mean(0)[:, None])
         wanted.append(gradient.head.mean(1))
-    if not wanted or n > MOST_SIGNS:
+    if not wanted or n > most:
         return None
     yes, no, goal = torch.cat(plus, dim=1), torch.cat(minus, dim=1), torch.cat(wanted)
     choices = 1 - 2 * ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).double()

@@ -70,11 +70,8 @@ class TensorSettings:
     """
 
     source: Source = "layer"
-    projections: int = 100
     norm: float | None = 1.0
     residual_sign: int = 0
-    contraction: Literal["moment", "random"] = "moment"  # the vector of Remarks 3 and 4
-    centred: bool = False  # past the paper: take off what lower orders explain, see `_centred`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,19 +102,14 @@ def tensor_attack(
     moment = head_moment if settings.source == "head" else layer_moment
     d, act = w.shape[1], network.activation
     first = moment(observed, w, 1)
-    if settings.centred:
-        observed = _centred(observed, w, first)
-    vector = first
-    if settings.contraction == "random":
-        vector = torch.randn(d, generator=generator, dtype=torch.float64)
-    vector = vector / vector.norm()
+    vector = first / first.norm()  # what Remarks 3 and 4 contract with
     along = vector if vanishing(act, 2) else None
     span = leading_span(product(observed, w, along), d, count, generator=generator)
     inner, seen = w @ span, observed if settings.source == "head" else observed @ span
     order = 4 if vanishing(act, 3) else 3
     # Along the span only: what the vector has outside adds noise and no signal.
     top = moment(seen, inner, order, vector=vector @ span if order == 4 else None)
-    components = decompose(top[None], generator=generator, projections=settings.projections)
+    components = decompose(top[None], generator=generator)
     u = components.directions
     sizes = {1: component_weights((first @ span)[None], u)}
     sizes |= {k: component_weights(moment(seen, inner, k)[None], u) for k in (2, 3)}
@@ -156,15 +148,6 @@ def _standardised(
         raise InputError("tensor attack: expected the first layer's gradient, got none")
     # dL/d(scaled w) = scale dL/dw is of the scaled input.
     return head[:, None] * gradient.weights * scale / head.square().sum(), w, scale
-
-
-def _centred(observed: Tensor, w: Tensor, first: Tensor) -> Tensor:
-    """The gradient less its mean over neurons, and for the head less its linear part too.
-
-    H_k(w) is orthogonal to both for k > 1, so the moments stay and their noise falls.
-    """
-    left = observed - observed.mean(0)
-    return left if observed.ndim == 2 else left - w @ first / len(w)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -212,17 +195,3 @@ def scales_and_signs(
         residuals=residuals[s, g, index],
         sign_known=not open_sign or residual_sign != 0,
     )
-
-
-def read_targets(outputs: Tensor, residuals: Tensor, loss: str) -> Tensor:
-    """Labels of B records from outputs and residuals dL/df, both B x c, L the mean over records.
-
-    mse: the targets f - B r / 2, B x c. ce: the class of the smallest residual, the only negative
-    one. bce, and any other loss that pulls outputs up to their label: likewise, with one output the
-    sign. For a sum over records in place of the mean, give the residuals divided by B.
-    """
-    if loss == "mse":
-        return outputs - residuals * len(residuals) / 2
-    if residuals.shape[1] == 1:
-        return (residuals[:, 0] < 0).long()
-    return residuals.argmin(1)
