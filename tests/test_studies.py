@@ -366,7 +366,7 @@ def test_the_command_prints_a_table_or_json_and_shows_a_finished_study_again(
 
 def test_a_study_that_is_refused_leaves_nothing_behind(tmp_path):
     words = ["kkt-grid", "--data", "digits", "--records", "100000", "--width", "8"]
-    with pytest.raises(InputError):
+    with pytest.raises(DataError, match="at least 100000"):
         command(*words, "--out", str(tmp_path / "found"))
     assert not list(tmp_path.iterdir())
 
