@@ -288,23 +288,13 @@ STUDIES: Mapping[str, Study] = {
         },
         quick={"d": [20, 100]},
         columns=(
-            "activation",
-            "method",
-            "seen",
-            "d",
-            "seed",
-            "l2_error",
-            "max_l2_error",
-            "certified",
+            "activation", "method", "seen", "d", "seed", "l2_error", "max_l2_error", "certified",
             "cpu_seconds",
         ),
         figures=(
             Figure(
-                x="d",
-                lines={"l2_error": "{method}, {seen}"},
-                across="dimension d",
-                up="L2 error (records of norm 1)",
-                panel="{activation}",
+                x="d", lines={"l2_error": "{method}, {seen}"}, across="dimension d",
+                up="L2 error (records of norm 1)", panel="{activation}",
             ),
         ),
         seeds=5,
@@ -322,22 +312,12 @@ STUDIES: Mapping[str, Study] = {
         },
         quick={"width": [500, 5000]},
         columns=(
-            "labels",
-            "method",
-            "m",
-            "seed",
-            "l2_error",
-            "max_l2_error",
-            "certified",
-            "cpu_seconds",
+            "labels", "method", "m", "seed", "l2_error", "max_l2_error", "certified", "cpu_seconds",
         ),
         figures=(
             Figure(
-                x="m",
-                lines={"l2_error": "{method}"},
-                across="width m",
-                up="L2 error (images of norm 1)",
-                panel="{labels} labels",
+                x="m", lines={"l2_error": "{method}"}, across="width m",
+                up="L2 error (images of norm 1)", panel="{labels} labels",
             ),
         ),
         seeds=5,
@@ -357,18 +337,17 @@ STUDIES: Mapping[str, Study] = {
             "most_seconds": 60.0,
             "patience": 5,  # of the exact search
         },
-        quick={"data": "mnist", "width records": [(256, 1), (256, 10), (256, 50)]}
-        | {"most_seconds": 5.0},
+        quick={
+            "data": "mnist",
+            "width records": [(256, 1), (256, 10), (256, 50)],
+            "most_seconds": 5.0,
+        },
         columns=("data", "width", "method", "steps", *SCORES),
         figures=(
             Figure(
-                x="records",
-                lines={"share": "{method}"},
-                across="records in the batch",
+                x="records", lines={"share": "{method}"}, across="records in the batch",
                 up=f"share of records back (sq. L2 < {RECOVERED:g})",
-                panel="{data}, width {width}",
-                log_x=False,
-                log_y=False,
+                panel="{data}, width {width}", log_x=False, log_y=False,
             ),
         ),
     ),
@@ -385,11 +364,8 @@ STUDIES: Mapping[str, Study] = {
         columns=("width", "noise", "seed", *SCORES),
         figures=(
             Figure(
-                x="noise",
-                lines=WORST,
-                across="noise / standard deviation of the gradient",
-                up="squared L2 error (× nothing found)",
-                panel="{records} records, width {width}",
+                x="noise", lines=WORST, across="noise / standard deviation of the gradient",
+                up="squared L2 error (× nothing found)", panel="{records} records, width {width}",
             ),
         ),
         seeds=3,
@@ -404,22 +380,20 @@ STUDIES: Mapping[str, Study] = {
             "patience": 5,
             "data": "mnist",
         },
-        quick={"width": 256, "records": 10}
-        | {
+        quick={
             "defence strength": listed(
                 {**STRENGTHS, "batch": (10, 50, 100, 140), "clients": (1, 5, 10, 14)}
-            )
+            ),
+            "width": 256,
+            "records": 10,
         },
         columns=("defence", "strength", "seed", "counted", *SCORES),
         figures=(
             Figure(
-                x="strength",
-                lines=WORST,
-                across=AXES,
-                up="squared L2 error (× nothing found)",
+                x="strength", lines=WORST, across=AXES, up="squared L2 error (× nothing found)",
                 panel="{defence}",
             ),
         ),
         seeds=3,
     ),
-}
+}  # fmt: skip
