@@ -27,15 +27,15 @@ import torch
 from torch import Tensor
 
 from remnant.data import load
-from remnant.experiments.informed_scenes import (
+from remnant.experiments.informed_targets import (
+    CNN_FACTORS,
     FACTORS,
     Factor,
-    Factors,
-    Scene,
+    Released,
+    Sizes,
     by_reconn,
     by_ridge,
-    cnn_factor,
-    make_scene,
+    make_released,
     replayed,
     some_of,
     train_shadows,
@@ -59,7 +59,7 @@ class Ends:
     seconds: float
 
 
-def replay_lines(name: str, scene: Scene, settings: ReplaySettings) -> Iterator[str]:
+def replay_lines(name: str, scene: Released, settings: ReplaySettings) -> Iterator[str]:
     """A line for every `AT_ONCE` targets with the totals so far; the last is the whole."""
     done: list[Ends] = []
     for rows in torch.arange(len(scene.targets)).split(AT_ONCE):
@@ -67,7 +67,7 @@ def replay_lines(name: str, scene: Scene, settings: ReplaySettings) -> Iterator[
         yield f"{name}: {total_of(done)}"
 
 
-def ends_of(scene: Scene, settings: ReplaySettings) -> Ends:
+def ends_of(scene: Released, settings: ReplaySettings) -> Ends:
     began = time.process_time()
     found = replayed(scene, settings)
     return Ends(
@@ -98,7 +98,7 @@ def total_of(done: Sequence[Ends]) -> str:
     )
 
 
-def learned_lines(scene: Scene, settings: Factors) -> Iterator[str]:
+def learned_lines(scene: Released, settings: Sizes) -> Iterator[str]:
     began = time.process_time()
     shadows = train_shadows(scene)
     spent = time.process_time() - began
@@ -114,7 +114,12 @@ def learned_lines(scene: Scene, settings: Factors) -> Iterator[str]:
 
 
 def learned_line(
-    name: str, guess: Tensor, scene: Scene, nearest: Tensor, seconds: float, more: dict[str, float]
+    name: str,
+    guess: Tensor,
+    scene: Released,
+    nearest: Tensor,
+    seconds: float,
+    more: dict[str, float],
 ) -> str:
     error = mse_each(guess, scene.targets.inputs)
     said = ", ".join(f"{key} {value:.3g}" for key, value in more.items())
@@ -128,8 +133,8 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
     learned = asked.what.endswith("learned")
     hopeful = {"hopeful": 0.0} if asked.once else {}
     replaying = ReplaySettings(evaluations=asked.evaluations, **hopeful)
-    settings = Factors(
-        fixed=asked.fixed,
+    settings = Sizes(
+        records=asked.fixed,
         shadows=asked.shadows if learned else 0,
         targets=asked.targets,
         epochs=asked.epochs,
@@ -137,10 +142,10 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
     )
     if learned:
         cifar = asked.what.startswith("cifar")
-        factor = cnn_factor("default", data) if cifar else Factor()
-        yield from learned_lines(make_scene(settings, factor, data, asked.seed), settings)
+        factor = CNN_FACTORS["default"] if cifar else Factor()
+        yield from learned_lines(make_released(settings, factor, data, asked.seed), settings)
     elif asked.what == "cifar":
-        scene = make_scene(settings, cnn_factor("default", data), data, asked.seed)
+        scene = make_released(settings, CNN_FACTORS["default"], data, asked.seed)
         yield from replay_lines("CIFAR CNN", scene, replaying)
         near = oracle(scene.targets.inputs, scene.fixed.inputs)
         yield f"oracle over the known records: {float(near.mean()):.4f}"
@@ -148,7 +153,7 @@ def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
         name = {"replay": "default", "relu": "ReLU", "adam": "Adam"}.get(asked.what)
         names = (name,) if name else ("batches, known order", "batches, unknown order")
         for name in names:
-            scene = make_scene(settings, FACTORS[name], data, asked.seed)
+            scene = make_released(settings, FACTORS[name], data, asked.seed)
             yield from replay_lines(name, scene, replaying)
 
 

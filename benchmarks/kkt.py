@@ -19,20 +19,21 @@ import torch
 
 from remnant.attacks.kkt import KKT
 from remnant.data import load
-from remnant.experiments.kkt_studies import Victim, above, make_victim, measured
+from remnant.experiments.paper_004 import make_victim, measured
+from remnant.experiments.targets import Scene, above
 from remnant.report import draw_sheet, finding_sheet
 from remnant.scoring import score_with_nulls
 from remnant.seeds import generator_for
 from remnant.types import Finding
 
 
-def victims(seeds: range, task: str, records: int, width: int) -> Iterator[tuple[int, Victim]]:
+def victims(seeds: range, task: str, records: int, width: int) -> Iterator[tuple[int, Scene]]:
     digits = load("mnist")
     for seed in seeds:
         yield seed, make_victim(digits, records=records, width=width, task=task, seed=seed)
 
 
-def attack(victim: Victim, how: KKT, seed: int) -> tuple[int, int, float]:
+def attack(victim: Scene, how: KKT, seed: int) -> tuple[int, int, float]:
     """Records above .8, above .9, and CPU seconds."""
     begun = time.process_time()
     found = how(victim.target, generator=generator_for(seed, "attack"))

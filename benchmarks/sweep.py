@@ -26,7 +26,8 @@ from scipy.optimize import nnls
 
 from remnant.attacks.kkt import KKT, duals_for
 from remnant.data import load, split
-from remnant.experiments.kkt_studies import Victim, above, make_victim
+from remnant.experiments.paper_004 import make_victim
+from remnant.experiments.targets import Scene, above
 from remnant.models import build
 from remnant.seeds import generator_for
 from remnant.solvers.consensus import pool
@@ -50,7 +51,7 @@ SPACE = {  # of the search: how long a trial descends, with how many candidates,
 }
 
 
-def victim_of(seed: int, records: int, width: int, task: str = "bce") -> Victim:
+def victim_of(seed: int, records: int, width: int, task: str = "bce") -> Scene:
     return make_victim(load("mnist"), records=records, width=width, task=task, seed=seed)
 
 
@@ -267,18 +268,18 @@ def compare_search(args: argparse.Namespace) -> None:
         say_own(f"{starts} starts", seed, victim, once, begun)
 
 
-def starts_within(seconds: float, victim: Victim, seed: int) -> int:
+def starts_within(seconds: float, victim: Scene, seed: int) -> int:
     """As many starts at once as take that long, by the time of 16."""
     begun = time.process_time()
     KKT(starts=16)(victim.target, generator=generator_for(seed, "timing"))
     return max(4, round(16 * seconds / (time.process_time() - begun)))
 
 
-def pool_of(each: list[Candidates], victim: Victim) -> Candidates:
+def pool_of(each: list[Candidates], victim: Scene) -> Candidates:
     return pool(each, victim.target.scaling, alike=SAME) if len(each) > 1 else each[0]
 
 
-def say_own(name: str, seed: int, victim: Victim, found: Candidates, begun: float) -> None:
+def say_own(name: str, seed: int, victim: Scene, found: Candidates, begun: float) -> None:
     seconds = time.process_time() - begun
     print(
         f"seed {seed} own settings, {name}: {counts(victim, found.inputs)} in {seconds:.0f} s",
@@ -286,7 +287,7 @@ def say_own(name: str, seed: int, victim: Victim, found: Candidates, begun: floa
     )
 
 
-def counts(victim: Victim, inputs: torch.Tensor) -> str:
+def counts(victim: Scene, inputs: torch.Tensor) -> str:
     return f"{above(victim.truth, inputs, 0.8)} / {above(victim.truth, inputs, 0.9)} of 50"
 
 

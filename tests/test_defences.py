@@ -1,6 +1,6 @@
 """Defence recipes, the table of defences against attacks, and private descent over epsilon."""
 
-import dataclasses
+import functools
 import math
 
 import pytest
@@ -9,15 +9,16 @@ import torch
 from remnant.bounds import Ledger, epsilon
 from remnant.data import load
 from remnant.errors import InputError
-from remnant.experiments import defence_targets as targets
 from remnant.experiments import defences as table
-from remnant.experiments import private_study as study
+from remnant.experiments import private_descent as study
+from remnant.experiments.targets import draw_sides
+from remnant.models import build
 from remnant.training import Adam, GradientDescent
 from remnant.training import defences as defend
 from remnant.training.recipes import SGD, PrivateDescent
 
 DIGITS = load("digits")
-SMALL = targets.Sizes(
+SMALL = table.Sizes(
     records=4, kkt_width=24, kkt_steps=10, ntk_width=128, gradient_width=48, rounds=2, known=30,
     targets=2, epochs=6, evaluations=30,
 )  # fmt: skip
@@ -98,11 +99,8 @@ def test_every_defence_says_what_its_strength_is_and_where_it_does_not_apply():
                                   "clip only", "private"])  # fmt: skip
 def test_every_recipe_is_one_of_its_kind(kind):
     strength = {"early stopping": 10, "mini-batches": 5, "weight decay": 1e-3, "private": 8.0}
-    for made in (
-        targets.kkt_recipe(kind, strength.get(kind, "")),
-        targets.ntk_recipe(kind, strength.get(kind, "")),
-        targets.informed_recipe(SMALL, kind, strength.get(kind, "")),
-    ):
+    for attack in table.WEIGHTS:
+        made = table.recipe_under(attack, kind, strength.get(kind, ""), SMALL.epochs)
         assert isinstance(made, Adam) is (kind == "Adam")
         assert isinstance(made, SGD) is (kind == "mini-batches")
         assert isinstance(made, PrivateDescent) is (kind in ("clip only", "private"))
@@ -113,93 +111,80 @@ def test_every_recipe_is_one_of_its_kind(kind):
 
 @pytest.mark.parametrize("attack", ["ntk", "gradient", "informed"])
 def test_an_attack_that_works_undefended_is_stopped_by_privacy(attack):
-    measure = targets.MEASURES[attack]
-    bare = measure(SMALL, "none", "", DIGITS, 0)
-    assert bare.recovered == bare.records
-    clipped = measure(SMALL, "clip only", 1.0, DIGITS, 0)
-    assert clipped.recovered == clipped.records  # clipping alone is no defence
-    private = measure(SMALL, "private", 1.0, DIGITS, 0)
-    assert private.recovered == 0
-    assert 0 <= private.accuracy <= 1
+    measure = functools.partial(table.MEASURES[attack], attack, SMALL)
+    bare = measure("none", "", DIGITS, 0)
+    assert bare["recovered"] == bare["records"]
+    clipped = measure("clip only", 1.0, DIGITS, 0)
+    assert clipped["recovered"] == clipped["records"]  # clipping alone is no defence
+    private = measure("private", 1.0, DIGITS, 0)
+    assert private["recovered"] == 0
+    assert 0 <= private["accuracy"] <= 1
 
 
 def test_noise_on_weights_is_rounded_away():
     # As released the exact solver trusts float32's digits, and finds nothing; rounded it does.
-    bare = targets.measure_ntk(SMALL, "noise", 0.01, DIGITS, 1)
-    assert bare.recovered == bare.records
-    assert bare.status == "complete"
+    bare = table.measure_weights("ntk", SMALL, "noise", 0.01, DIGITS, 1)
+    assert bare["recovered"] == bare["records"]
+    assert bare["status"] == "complete"
 
 
 def test_private_gradients_have_the_size_that_the_books_say():
-    sides, scaling = targets.draw_sides(DIGITS, 6, 0)
-    model = targets.build("mlp:64-200-10", generator=seeded())
-    still = targets.send("clip only", 1.0, model, sides.train, scaling, seeded())
-    loud = targets.send("private", 8.0, model, sides.train, scaling, seeded())
+    sides, scaling = draw_sides(DIGITS, 6, 0)
+    model = build("mlp:64-200-10", generator=seeded())
+    still = table.send("clip only", 1.0, model, sides.train, scaling, seeded())
+    loud = table.send("private", 8.0, model, sides.train, scaling, seeded())
     gap = loud["1.weight"] - still["1.weight"]
-    wanted = targets.noise_for(8.0, 1) / 6
+    wanted = study.noise_for(8.0, 1) / 6
     assert float(gap.std()) == pytest.approx(wanted, rel=0.03)
 
 
-ROW = {"defence": "noise", "strength": 0.1, "seed": 0}
-
-
-def test_the_table_adds_up_repeats_and_says_what_does_not_apply(monkeypatch):
-    def fake(sizes, kind, strength, data, seed):
-        return targets.Measured(
-            recovered=seed, records=10, null=1, accuracy=0.5 + seed / 10, status=f"seed {seed}"
-        )
+def test_the_table_says_what_came_back_and_what_does_not_apply(monkeypatch):
+    def fake(name, sizes, kind, strength, data, seed):
+        counts = {"recovered": 7, "records": 20, "null": 2}
+        return counts | {"accuracy": 0.85, "status": f"seed {seed}"}
 
     monkeypatch.setattr(table, "MEASURES", dict.fromkeys(table.ATTACKS, fake))
-    settings = table.DefenceTable(repeats=2, data=("digits",))
-    (row,) = table.measure_table(settings, ROW | {"seed": 3}, {"digits": DIGITS})
-    assert row["kkt"] == "7/20"
-    assert (row["kkt_recovered"], row["kkt_records"], row["kkt_null"]) == (7, 20, 2)
-    assert row["ntk_accuracy"] == pytest.approx(0.85)
-    assert row["ntk_status"] == "seed 3, seed 4"
-    adam = {"defence": "Adam", "strength": "", "seed": 3}
-    (other,) = table.measure_table(settings, adam, {"digits": DIGITS})
-    assert other["gradient"] == "-"
-    assert other["gradient_reason"].startswith("one gradient is sent")
-    panels = table.plot_table([row, other])
+    shared = {"attacks": table.ATTACKS, "seed": 3, "records": 20}
+    rows = [
+        {"defence": kind, "strength": strength}
+        | table.measure_defence(DIGITS, defence=kind, strength=strength, **shared)[0]
+        for kind, strength in (("noise", 0.1), ("Adam", ""))
+    ]
+    assert rows[0]["kkt"] == "7/20"
+    assert rows[0]["ntk_accuracy"] == 0.85
+    assert rows[0]["ntk_status"] == "seed 3"
+    assert rows[1]["gradient"] == "-"
+    assert rows[1]["gradient_reason"].startswith("one gradient is sent")
+    drawn = table.STUDY.condense(rows)
+    panels = [panel for figure in table.STUDY.figures for panel in figure.panels(drawn)]
     assert [panel.title for panel in panels] == list(table.ATTACKS)
     assert panels[0].places == ("noise 0.1", "Adam")
     assert panels[2].places == ("noise 0.1",)
-    recovered = panels[0].lines[0]
-    assert recovered.name == "recovered"
-    assert recovered.y == (0.35, 0.35)
+    assert [line.name for line in panels[0].lines] == ["recovered", "null", "test accuracy"]
+    assert panels[0].lines[0].y == (0.35, 0.35)
 
 
-def test_a_defence_stops_an_attack_that_does_no_better_than_the_null():
-    def row(kind, recovered, null):
-        counts = {"kkt_recovered": recovered, "kkt_records": 20, "kkt_null": null}
-        return {"defence": kind, "strength": 1.0} | counts
-
-    rows = [row("a", 20, 0), row("b", 1, 0), row("c", 2, 2), row("d", 2, 0)]
-    rows.append({"defence": "e", "strength": "", "kkt": "-"})
-    assert table.stopped(rows, "kkt") == ["b 1", "c 1"]
-
-
-SCENE = study.PrivateStudy(
-    model="mlp:64-6-10:elu", known=40, targets=2, shadows=60, test=100, steps=4, evaluations=60,
-    near=0.002, data=("digits",),
-)  # fmt: skip
+SCENE = dict(study.STUDY.settings) | {
+    "width": 6, "records": 40, "targets": 2, "shadows": 60, "test": 100, "steps": 4,
+    "evaluations": 60, "near": 0.002, "seed": 0,
+}  # fmt: skip
+RECIPE = {name: SCENE[name] for name in ("lr", "momentum", "steps", "clip")}
 
 
 def test_budgets_become_noise_and_controls_promise_nothing():
-    spent = study.recipe_for(SCENE, "1000")
+    spent = study.recipe_for("1000", **RECIPE)
     assert epsilon(Ledger(noise_multiplier=spent.noise, steps=4), 1e-5) == pytest.approx(
         1000, rel=1e-3
     )
-    assert study.recipe_for(SCENE, "clip only").noise == 0
-    assert study.recipe_for(SCENE, "clip only").clipping
-    assert not study.recipe_for(SCENE, "no DP").clipping
-    cells = study.private_cells(study.PrivateStudy(), 3)
-    assert [c["budget"] for c in cells][-3:] == ["1e+06", "clip only", "no DP"]
+    assert study.recipe_for("clip only", **RECIPE).noise == 0
+    assert study.recipe_for("clip only", **RECIPE).clipping
+    assert not study.recipe_for("no DP", **RECIPE).clipping
 
 
 def test_private_descent_hides_what_clipping_alone_does_not():
+    asked = {key: value for key, value in SCENE.items() if key not in ("data", "budget")}
     rows = {
-        budget: study.measure_private(SCENE, {"budget": budget, "seed": 0}, {"digits": DIGITS})[0]
+        budget: {"budget": budget} | study.measure_private(DIGITS, budget=budget, **asked)[0]
         for budget in ("10", "clip only")
     }
     bare, private = rows["clip only"], rows["10"]
@@ -212,16 +197,16 @@ def test_private_descent_hides_what_clipping_alone_does_not():
     assert 0.1 < private["gamma_of_k"] <= private["gamma_of_k_renyi"]
     assert not private["violated"]
     assert private["near_low"] <= 0 <= private["near_high"]
-    panels = study.plot_private([private, bare])
+    drawn = study.as_shares([private, bare])
+    panels = [panel for figure in study.STUDY.figures for panel in figure.panels(drawn)]
     assert [panel.places for panel in panels] == [("10", "clip only")] * 3
     assert panels[1].lines[-1].y == (1.0, 1.0)  # the oracle, as a share of itself
 
 
 def test_a_rate_above_its_bound_is_called_an_accounting_error():
-    scene = study.make_scene(SCENE, "1", DIGITS, 0)
-    told = study.promises(SCENE, scene, near=0)
+    recipe = study.recipe_for("1", **RECIPE)
+    told = study.promises(recipe, DIGITS.take(range(60)), 0.002, 0, 2, 10)
     assert told["said"].startswith("measured 0 of 2")
-    many = study.make_scene(dataclasses.replace(SCENE, targets=40, shadows=1500), "1", DIGITS, 0)
-    wrong = study.promises(SCENE, many, near=40)
+    wrong = study.promises(recipe, DIGITS.take(range(1500)), 0.002, 40, 40, 10)
     assert wrong["violated"]
     assert wrong["said"].startswith("ACCOUNTING ERROR: measured 40 of 40")

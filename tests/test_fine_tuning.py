@@ -14,10 +14,11 @@ from remnant.models.residual import freeze_norms, residual
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
 from remnant.solvers.descent.objective import objective
 
-SMALL = tuning.FineTuning(
-    widths=(4, 16), epochs=1, hidden=128, per_class=1, tuning=20, cnn="c4k3s2p1-64-10",
-    cnn_records=3, steps=10, inversion=40, data=("digits",),
-)  # fmt: skip
+SMALL = dict(tuning.STUDY.settings) | {
+    "widths": (4, 16), "epochs": 1, "width": 128, "per_class": 1, "tuning": 20,
+    "cnn": "c4k3s2p1-64-10", "records": 3, "steps": 10, "inversion": 40, "seed": 0,
+}  # fmt: skip
+del SMALL["case attack data"]
 
 
 def seeded(seed):
@@ -31,7 +32,9 @@ def digits():
 
 @functools.cache
 def scene(case):
-    return tuning.scene_of(SMALL, {"case": case, "seed": 0}, digits())
+    model, scaling = tuning.pretrained(digits(), SMALL["widths"], SMALL["known"], 1)
+    recipe = tuning.GradientDescent(lr=SMALL["rate"], steps=SMALL["tuning"])
+    return tuning.tuned(model, scaling, digits(), case, SMALL["known"], 128, 1, recipe, 0)
 
 
 def test_fine_tuning_moves_what_it_says_and_nothing_else():
@@ -47,9 +50,8 @@ def test_fine_tuning_moves_what_it_says_and_nothing_else():
 
 def test_features_of_a_frozen_backbone_come_back_exactly():
     made = scene("dense head")
-    assert made.backbone is not None
     with torch.no_grad():
-        features = made.backbone(made.target.scaling.to_model(made.truth.inputs))
+        features = made.target.model[0](made.target.scaling.to_model(made.truth.inputs))
     small = tuning.head_target(made.target)
     assert small.input_shape == (features.shape[1],)
     for name, value in small.knowledge.initial.items():
@@ -94,8 +96,7 @@ def test_images_come_back_from_wide_features_before_the_last_relu():
 
 @pytest.mark.parametrize(("case", "attack"), [("all layers", "hybrid"), ("cnn 3", "hybrid")])
 def test_a_row_has_its_null_beside_it(case, attack):
-    cell = {"case": case, "attack": attack, "seed": 0, "data": "digits"}
-    (row,) = tuning.measure_tuning(SMALL, cell, {"digits": digits()})
+    (row,) = tuning.measure_tuning(digits(), case=case, attack=attack, **SMALL)
     assert row["status"] == "inconclusive"
     assert row["mean_error"] > 0
     assert 0 < row["null_correlation"] < 1
@@ -103,9 +104,8 @@ def test_a_row_has_its_null_beside_it(case, attack):
 
 
 def test_replay_finds_what_a_short_cnn_training_saw():
-    cell = {"case": "cnn 5", "attack": "replay", "seed": 0, "data": "digits"}
-    settings = tuning.replace(SMALL, cnn="c6k3-24-10:elu", cnn_records=2, cnn_rate=0.05)
-    (row,) = tuning.measure_tuning(settings, cell, {"digits": digits()})
+    settings = SMALL | {"cnn": "c6k3-24-10:elu", "records": 2, "cnn_rate": 0.05}
+    (row,) = tuning.measure_tuning(digits(), case="cnn 5", attack="replay", **settings)
     assert row["status"] == "complete", row["reason"]
     assert row["recovered"] == row["certified"] == 2
     assert row["mean_error"] < 1e-6
@@ -116,6 +116,6 @@ def test_panels_show_what_was_found_beside_held_out_images():
         {"case": case, "attack": "hybrid", "correlation": 0.5, "null_correlation": 0.4}
         for case in ("all layers", "cnn 10")
     ]
-    panels = tuning.plot_tuning(rows)
+    panels = tuning.STUDY.figures[0].panels(tuning.STUDY.condense(rows))
     assert [panel.title for panel in panels] == ["residual network", "cnn"]
     assert [line.name for line in panels[0].lines] == ["found", "held-out images"]

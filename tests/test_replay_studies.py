@@ -5,38 +5,37 @@ from dataclasses import replace
 import torch
 
 from remnant.data import load
-from remnant.experiments import informed_studies as studies
-from remnant.experiments.informed_scenes import FACTORS, Factor, make_scene, some_of
-from remnant.report.lines import draw_lines
+from remnant.experiments import paper_001 as studies
+from remnant.experiments.informed_targets import (
+    FACTORS,
+    Factor,
+    Sizes,
+    make_released,
+    model_text,
+    some_of,
+)
+from remnant.experiments.study import cells
 from remnant.scoring.criteria import kl_each
 from remnant.training import SGD, Adam, GradientDescent
 
-TOY = replace(
-    studies.QUICK_FACTORS,
-    fixed=40,
-    shadows=60,
-    targets=2,
-    epochs=6,
-    evaluations=25,
-    reconn_epochs=2,
+TOY = Sizes(
+    records=40, width=8, shadows=60, targets=2, epochs=6, evaluations=25, reconn_epochs=2,
     classifier_epochs=1,
-)
+)  # fmt: skip
 
 
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def digits_as_mnist(monkeypatch):
-    """A factor's network is for 784 inputs; the toy's is for the 64 of digits."""
-    for name, factor in FACTORS.items():
-        small = replace(factor, model=factor.model.replace("784-10", "64-8"))
-        monkeypatch.setitem(FACTORS, name, replace(small, probes=min(20, factor.probes)))
-    return {"mnist": load("digits")}
+def rows_of(name, **changes):
+    study = studies.STUDIES[name]
+    toy = {key: getattr(TOY, key) for key in TOY.__dataclass_fields__}
+    found = []
+    for _, asked in cells(dict(study.settings) | toy | changes | {"seed": [0]}):
+        rest = {key: value for key, value in asked.items() if key != "data"}
+        found += [asked | row for row in study.measure(load("digits"), **rest)]
+    return found
 
 
 def test_the_classifier_is_good_and_its_divergence_knows_classes_apart():
-    mnist, settings = load("mnist"), replace(TOY, shadows=800, classifier_epochs=4)
+    mnist, settings = load("mnist"), replace(TOY, width=10, shadows=800, classifier_epochs=4)
     model, accuracy = studies.good_classifier(mnist, settings, 1)
     assert 0.7 < accuracy <= 1
     assert studies.good_classifier(mnist, settings, 1)[0] is model
@@ -44,23 +43,20 @@ def test_the_classifier_is_good_and_its_divergence_knows_classes_apart():
     assert float(kl_each(model, some.roll(25, 0), some).median()) > 1
 
 
-def test_a_loss_tells_the_model_that_was_trained_on_the_record(monkeypatch):
-    data = digits_as_mnist(monkeypatch)["mnist"]
-    overfit = replace(TOY, fixed=10, epochs=40, targets=6)
-    scene = make_scene(overfit, FACTORS["default"], data, 0)
+def test_a_loss_tells_the_model_that_was_trained_on_the_record():
+    overfit = replace(TOY, records=10, epochs=40, targets=6)
+    scene = make_released(overfit, FACTORS["default"], load("digits"), 0)
     assert studies.loss_auc(scene) > 0.8
 
 
-def test_factors_become_recipes_and_scenes_do_not_overlap(monkeypatch):
-    data = digits_as_mnist(monkeypatch)["mnist"]
+def test_factors_become_recipes_and_scenes_do_not_overlap():
     for factor, kind in [
         (Factor(), GradientDescent),
         (Factor(adam=True), Adam),
         (Factor(batch_size=16), SGD),
         (Factor(batch_size=41), GradientDescent),
     ]:
-        small = replace(factor, model="mlp:64-8-10:elu")
-        scene = make_scene(TOY, small, data, 3)
+        scene = make_released(TOY, factor, load("digits"), 3)
         assert type(scene.recipe) is kind
         ids = [*scene.fixed.ids, *scene.targets.ids, *scene.public.ids]
         assert len(set(ids)) == len(ids) == 40 + 2 + 60
@@ -70,14 +66,18 @@ def test_factors_become_recipes_and_scenes_do_not_overlap(monkeypatch):
         assert all(torch.equal(w[0], scene.released[n][1]) for n, w in second.released.items())
 
 
-def test_replay_beats_what_learns_and_fails_without_the_start(monkeypatch):
-    data = digits_as_mnist(monkeypatch)
-    rows = {
-        (row["factor"], row["method"]): row
-        for cell in studies.factor_cells(TOY, 0)
-        if cell["factor"] in ("default", "unknown initialisation")
-        for row in studies.measure_factors(TOY, cell, data)
-    }
+def test_models_are_made_for_the_data():
+    digits = load("digits")
+    assert model_text(digits, FACTORS["ReLU"], 8) == "mlp:64-8-10"
+    assert model_text(digits, FACTORS["hidden layer of 30"], 8) == "mlp:64-30-10:elu"
+    cnn = Factor(convolutions="c4k3", options="")
+    assert model_text(digits, cnn, 8) == "cnn:1x8x8-c4k3-8-10"
+
+
+def test_replay_beats_what_learns_and_fails_without_the_start():
+    factors = ["default", "unknown initialisation"]
+    found = rows_of("informed-factors", factor=factors)
+    rows = {(row["factor"], row["method"]): row for row in found}
     default, lost = rows["default", "replay"], rows["unknown initialisation", "replay"]
     assert default["mse"] < 1e-3 < rows["default", "ridge"]["mse"]
     assert default["certified"] == 2
@@ -86,28 +86,16 @@ def test_replay_beats_what_learns_and_fails_without_the_start(monkeypatch):
     assert lost["certified"] == 0
     assert lost["mse"] > 0.01
     assert {method for _, method in rows} == {"replay", "ridge", "reconn"}
-    panels = studies.plot_factors(list(rows.values()))
-    assert [line.name for line in panels[0].lines] == ["replay", "ridge", "reconn", "oracle"]
-    assert draw_lines(panels, title="toy").startswith(b"\x89PNG")
+    (panel,) = studies.STUDIES["informed-factors"].figures[0].panels(found)
+    assert [line.name for line in panel.lines] == ["replay", "ridge", "reconn", "oracle"]
 
 
-def test_shadows_and_batches_repeat_their_cells(monkeypatch):
-    data = digits_as_mnist(monkeypatch)
-    monkeypatch.setattr(studies, "Factor", lambda **k: Factor(model="mlp:64-8-10:elu", **k))
-    few = replace(
-        studies.QUICK_SHADOWS, fixed=40, shadows=60, targets=2, epochs=4,
-        counts=(30, 60), methods=("ridge",),
-    )  # fmt: skip
-    (cell,) = studies.shadow_cells(few, 0)
-    rows = studies.measure_shadows(few, cell, data)
+def test_shadows_and_batches_repeat_their_cells():
+    rows = rows_of("informed-shadows", epochs=4, counts=(30, 60), methods=("ridge",))
     assert [(row["method"], row["shadows"]) for row in rows] == [("ridge", 30), ("ridge", 60)]
-    assert len(studies.plot_shadows(rows)) == 1
-    batches = replace(
-        studies.QUICK_BATCHES, fixed=40, shadows=60, targets=2, epochs=2, sizes=(20,),
-        methods=("ridge",),
-    )  # fmt: skip
-    cells = studies.batch_cells(batches, 0)
-    assert [cell["order"] for cell in cells] == ["known", "unknown"]
-    rows = [row for cell in cells for row in studies.measure_batches(batches, cell, data)]
-    assert [row["batch_size"] for row in rows] == [20, 20]
-    assert len(studies.plot_batches(rows)[0].lines) == 2
+    rows = rows_of("informed-batch", epochs=2, lr=0.05, batch_size=20, methods=("ridge",))
+    assert [(row["batch_size"], row["order"]) for row in rows] == [(20, "known"), (20, "unknown")]
+    (panel,) = studies.STUDIES["informed-batch"].figures[0].panels(rows)
+    assert [line.name for line in panel.lines] == [
+        "ridge, order known", "ridge, order unknown", "oracle",
+    ]  # fmt: skip

@@ -9,91 +9,89 @@ import torch
 
 from remnant.cli import Parser, study
 from remnant.data import load
-from remnant.errors import DataError
-from remnant.experiments import defence_targets, defences
-from remnant.experiments import fine_tuning as tuning
-from remnant.experiments import gradient_batches as batches
-from remnant.experiments import gradient_studies as pairs
-from remnant.experiments import informed_studies as informed
-from remnant.experiments import kkt_studies as kkt
-from remnant.experiments import ntk_exposure as exposure
-from remnant.experiments import ntk_studies as ntk
-from remnant.experiments import private_study as private
-from remnant.experiments.studies import (
-    STUDIES,
-    as_csv,
-    read_rows,
+from remnant.errors import DataError, InputError
+from remnant.experiments import paper_002 as gradients
+from remnant.experiments.studies import STUDIES
+from remnant.experiments.study import (
+    Figure,
+    Flags,
+    adjusted,
+    cells,
+    rank_correlation,
     run_study,
+    shown_columns,
     study_data,
     study_spec,
 )
+from remnant.experiments.targets import squared_scores
 from remnant.report.lines import draw_lines, line_panels
 from remnant.scoring import squared_l2
 from remnant.store import open_run
+from remnant.sweep.table import as_csv, read_rows
 from remnant.types import Candidates, Status
 
-DIGITS = ("digits",)
-INFORMED = {"fixed": 30, "shadows": 40, "targets": 2, "epochs": 3, "evaluations": 6}
-TOY = {"starts": 2, "steps": 10, "data": DIGITS}
+INFORMED = {"records": 30, "shadows": 40, "targets": 2, "epochs": 3, "evaluations": 6}
+TOY = {"starts": 2, "steps": 10, "width": 24, "data": "digits"}
 TINY = {
-    "gradient-dimension": pairs.Dimension(width=800, dimensions=(5, 8), repeats=1),
-    "gradient-pairs": pairs.Pairs(widths=(300,), repeats=1, data=DIGITS),
-    "gradient-batch": batches.Batches(
-        grid=((64, (1, 6, 40)),), least_steps=2, most_seconds=0.1, data=DIGITS
-    ),
-    "gradient-noise": batches.Noise(shares=(0.0, 0.01), sizes=((64, 4),), repeats=1, data=DIGITS),
-    "gradient-defences": batches.Defences(
-        width=64,
-        records=4,
-        keep=(1.0, 0.01),
-        batch=(4, 10),
-        clients=(1, 3),
-        patience=1,
-        repeats=1,
-        data=DIGITS,
-    ),
-    "kernel-distance": ntk.KernelDistance(
-        widths=(32,), records=3, others=(), steps=5, stop_loss=0.1, repeats=1, data=DIGITS
-    ),
-    "early-stopping": ntk.EarlyStopping(
-        stops=(0.5, 0.1), records=4, width=32, steps=5, repeats=1, data=DIGITS
-    ),
-    "leak-factors": exposure.LeakFactors(
-        records=6, per_root=13.0, classes=(2,), class_records=4, steps=5, repeats=1, data=DIGITS
-    ),
-    "fine-tuning": tuning.FineTuning(
-        cases=(("dense head", "features"),), widths=(4,), epochs=1, hidden=32, per_class=1,
-        tuning=5, inversion=5, data=DIGITS,
-    ),
-    "informed-factors": informed.Factors(
-        factors=("default",), methods=("replay", "ridge"), **INFORMED
-    ),
-    "informed-cnn": informed.Convolutions(
-        factors=("default",), methods=("ridge",), data=("mnist",), **INFORMED
-    ),
-    "informed-shadows": informed.Shadows(counts=(20, 40), methods=("ridge",), **INFORMED),
-    "informed-batch": informed.Batches(lrs=(0.05,), sizes=(10,), methods=("ridge",), **INFORMED),
-    "kkt-grid": kkt.Grid(widths=(24,), records=(4,), tasks=("ce",), **TOY),
-    "kkt-classes": kkt.Classes(classes=(2,), records=4, width=24, repeats=1, **TOY),
-    "kkt-decay": kkt.Decay(
-        decays=(5e-3,), tasks=("ce",), records=4, width=24, training_steps=50, **TOY
-    ),
-    "kkt-exposure": kkt.Exposure(tasks=("ce",), records=5, width=24, **TOY),
-    "kkt-assumptions": kkt.Assumptions(cases=("unfinished",), records=4, width=24, **TOY),
-    "defences": defences.DefenceTable(
-        defences=(("none", ""), ("rounding", "float16")), attacks=("gradient",),
-        sizes=defence_targets.Sizes(records=4, gradient_width=48, rounds=2),
-        data=DIGITS,
-    ),
-    "private-descent": private.PrivateStudy(
-        epsilons=(100.0,), known=30, targets=2, shadows=40, test=50, steps=3, evaluations=4
-    ),
-    "ntk-grid": ntk.ExactGrid(widths=(48,), records=(4,), tasks=("odd-even",), data=DIGITS),
-    "onion": exposure.Onion(
-        records=8, remove=2, rounds=1, per_root=8.0, removals=(("random", True, "paper"),), steps=5,
-        data=DIGITS,
-    ),
+    "gradient-dimension": {"width": 800, "d": [5, 8]},
+    "gradient-pairs": {"width": [300], "data": "digits"},
+    "gradient-batch": {
+        "width records": [(64, 1), (64, 6), (64, 40)], "least_steps": 2, "most_seconds": 0.1,
+        "data": "digits",
+    },
+    "gradient-noise": {"noise": [0.0, 0.01], "width records": [(64, 4)], "data": "digits"},
+    "gradient-defences": {
+        "defence strength": gradients.listed(
+            gradients.STRENGTHS | {"keep": (1.0, 0.01), "batch": (4, 10), "clients": (1, 3)}
+        ),
+        "width": 64, "records": 4, "patience": 1, "data": "digits",
+    },
+    "kernel-distance": {
+        "dynamics records": [("standard", 3), ("lazy 3", 3), ("lazy 10", 3), ("linearised", 3)],
+        "width": [32], "steps": 5, "stop_loss": 0.1, "data": "digits",
+    },
+    "early-stopping": {
+        "stop_loss": [0.5, 0.1], "records": 4, "width": 32, "steps": 5, "data": "digits"
+    },
+    "leak-factors": {
+        "part classes": [("records", 2), ("classes", 2)], "records": 6, "per_root": 13.0,
+        "class_records": 4, "steps": 5, "data": "digits",
+    },
+    "fine-tuning": {
+        "case attack data": [("dense head", "features", "digits")], "widths": (4,), "epochs": 1,
+        "width": 32, "per_class": 1, "tuning": 5, "inversion": 5,
+    },
+    "informed-factors": INFORMED | {"factor": ["default"], "methods": ("replay", "ridge")},
+    "informed-cnn": INFORMED | {"factor": ["default"], "methods": ("ridge",), "data": "mnist"},
+    "informed-shadows": INFORMED | {"counts": (20, 40), "methods": ("ridge",)},
+    "informed-batch": INFORMED
+    | {"lr": [0.05], "order": ["known", "unknown"], "batch_size": [10], "methods": ("ridge",)},
+    "kkt-grid": TOY | {"width": [24], "records": [4], "task": ["ce"]},
+    "kkt-classes": TOY | {"classes": [2], "records": 4},
+    "kkt-decay": TOY
+    | {"weight_decay": [5e-3], "task": ["ce"], "records": 4, "training_steps": 50},
+    "kkt-exposure": TOY | {"task": ["ce"], "records": 5},
+    "kkt-assumptions": TOY | {"case": ["unfinished"], "records": 4},
+    "defences": {
+        "defence strength": [("none", ""), ("rounding", "float16")], "attacks": ("gradient",),
+        "records": 4, "gradient_width": 48, "rounds": 2, "data": "digits",
+    },
+    "private-descent": {
+        "budget": ["100", "clip only", "no DP"], "records": 30, "targets": 2, "shadows": 40,
+        "test": 50, "steps": 3, "evaluations": 4,
+    },
+    "ntk-grid": {"width": [48], "records": [4], "task": ["odd-even"], "data": "digits"},
+    "onion": {
+        "removed balanced attack": [("random", True, "paper")], "records": 8, "remove": 2,
+        "rounds": 1, "per_root": 8.0, "steps": 5, "data": "digits",
+    },
 }  # fmt: skip
+
+
+def tiny(name):
+    return dict(STUDIES[name].settings) | TINY[name] | {"seed": [0]}
+
+
 ONLY_WITH_A_CERTIFICATE = {"certified", "wrongly_certified"}
 ROWS_PER_CELL = {
     "gradient-batch": 2,
@@ -106,13 +104,13 @@ ROWS_PER_CELL = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Each study once: (result, run)."""
+    """Each study once: (rows, run)."""
     torch.set_num_threads(1)
     done = {}
-    for name, settings in TINY.items():
-        data, _ = study_data(settings, None)
-        run = open_run(tmp_path_factory.mktemp(name), study_spec(name, settings, data, 0))
-        done[name] = run_study(name, settings, data, run), run
+    for name in TINY:
+        data, _ = study_data(tiny(name), None)
+        run = open_run(tmp_path_factory.mktemp(name), study_spec(name, tiny(name), data))
+        done[name] = run_study(STUDIES[name], tiny(name), data, run), run
     return done
 
 
@@ -122,25 +120,24 @@ def test_every_study_has_a_line_of_help_and_a_tiny_variant():
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_row_says_what_was_measured(results, name):
-    result, run = results[name]
-    cells = STUDIES[name].cells(TINY[name], 0)
+    rows, run = results[name]
     if name != "leak-factors":  # its first cell has a row a record
-        assert len(result.rows) == len(cells) * ROWS_PER_CELL.get(name, 1)
+        assert len(rows) == len(cells(tiny(name))) * ROWS_PER_CELL.get(name, 1)
         shown = set(STUDIES[name].columns) - ONLY_WITH_A_CERTIFICATE
-        assert all(shown <= row.keys() for row in result.rows)
-    for row in result.rows:
+        assert all(shown <= row.keys() for row in rows)
+    for row in rows:
         assert row["cpu_seconds"] >= 0
         assert row["seed"] == 0
-    assert read_rows(run) == list(result.rows)
+    assert read_rows(run) == rows
     with (run.path / "table.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(result.rows)
+        assert len(list(csv.DictReader(file))) == len(rows)
     assert (run.path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((run.path / "run.json").read_text())["finished"]
 
 
 @pytest.mark.parametrize("name", ["gradient-dimension", "gradient-pairs"])
 def test_the_exact_solver_finds_pairs_that_the_tensor_only_comes_near(results, name):
-    rows = results[name][0].rows
+    rows = results[name][0]
     exact = [row for row in rows if row["method"] == "exact"]
     assert max(row["max_l2_error"] for row in exact) < 1e-6
     assert all(row["certified"] for row in exact)
@@ -151,7 +148,7 @@ def test_the_exact_solver_finds_pairs_that_the_tensor_only_comes_near(results, n
 
 
 def test_batches_come_back_until_they_are_too_large(results):
-    rows = {(r["records"], r["method"]): r for r in results["gradient-batch"][0].rows}
+    rows = {(r["records"], r["method"]): r for r in results["gradient-batch"][0]}
     for records in (1, 6):
         row = rows[records, "exact"]
         assert row["recovered"] == row["certified"] == records
@@ -173,12 +170,12 @@ def test_batches_come_back_until_they_are_too_large(results):
 )
 def test_matching_gets_no_more_steps_than_the_time_buys(monkeypatch, clock, steps):
     ticks = iter(clock)
-    monkeypatch.setattr(batches, "attack", lambda target, how, seed: (None, next(ticks)))
-    assert batches.affordable(None, 7.5 if steps > 5 else 0.0, 5, 0) == steps
+    monkeypatch.setattr(gradients, "attack", lambda how, target, seed: (None, next(ticks)))
+    assert gradients.affordable(None, 7.5 if steps > 5 else 0.0, 5, 0) == steps
 
 
 def test_noise_costs_exactness_but_certifies_nothing_wrong(results):
-    clean, noisy = results["gradient-noise"][0].rows
+    clean, noisy = results["gradient-noise"][0]
     assert clean["recovered"] == clean["near"] == noisy["near"] == 4
     assert noisy["recovered"] == 0
     assert clean["max_error"] < 1e-9 < noisy["median_error"] < 0.1
@@ -186,7 +183,7 @@ def test_noise_costs_exactness_but_certifies_nothing_wrong(results):
 
 
 def test_only_some_defences_defend(results):
-    rows = {(r["defence"], r["strength"]): r for r in results["gradient-defences"][0].rows}
+    rows = {(r["defence"], r["strength"]): r for r in results["gradient-defences"][0]}
     for undefended in [
         ("noise", 0.0),
         ("clip", 0.01),
@@ -205,14 +202,14 @@ def test_only_some_defences_defend(results):
 
 
 def test_clients_summed_are_one_larger_batch():
-    clients = batches.meet_clients(load("digits"), 16, 6, 0)
-    apart = batches.sent("clients", 3, clients, 2, 0)
-    for name, whole in clients.gradient().items():
+    clients = gradients.meet_clients(load("digits"), 16, 6, 0)
+    apart = gradients.sent("clients", 3, clients, 2, 0)
+    for name, whole in gradients.gradient_of(clients).items():
         assert torch.allclose(apart[name], 3 * whole, atol=1e-6)
 
 
 def test_a_certified_candidate_without_a_record_of_its_own_is_wrong():
-    clients = batches.meet_clients(load("digits"), 16, 3, 0)
+    clients = gradients.meet_clients(load("digits"), 16, 3, 0)
     truth = clients.truth.inputs
     found = Candidates(
         inputs=torch.stack([truth[0], truth[0], truth[1] + 1, truth[1]]),
@@ -221,7 +218,7 @@ def test_a_certified_candidate_without_a_record_of_its_own_is_wrong():
         reason="",
         figures={"passed": [True, True, False, True], "counted": 3},
     )
-    row = batches.scores(clients, found, 0.0)
+    row = squared_scores(clients, found, 0.0)
     assert (row["recovered"], row["certified"], row["wrongly_certified"]) == (2, 3, 1)
     assert row["near"] == 2
     assert row["median_error"] == 0.0
@@ -232,40 +229,108 @@ def test_digit_pairs_agree_or_differ():
     digits = load("digits")
     unit = torch.nn.functional.normalize(digits.inputs.flatten(1).double(), dim=1)
     for same in (True, False):
-        pair = pairs.digit_pair(digits, same=same, seed=3)
+        pair = gradients.digit_pair(digits, same=same, seed=3)
         assert torch.allclose(pair.norm(dim=1), torch.ones(2, dtype=torch.float64))
         first, second = digits.labels[(pair @ unit.T).argmax(1)].tolist()
         assert (first == second) is same
 
 
-def test_rows_that_are_there_are_not_measured_again(results, tmp_path, monkeypatch):
-    result, _ = results["gradient-noise"]
-    settings = TINY["gradient-noise"]
-    data, _ = study_data(settings, None)
-    run = open_run(tmp_path, study_spec("gradient-noise", settings, data, 0))
-    held = json.dumps(result.rows[1] | {"reason": "from before"})
+def test_rows_that_are_there_are_not_measured_again(results, tmp_path):
+    rows, _ = results["gradient-noise"]
+    values = tiny("gradient-noise")
+    data, _ = study_data(values, None)
+    run = open_run(tmp_path, study_spec("gradient-noise", values, data))
+    held = json.dumps(rows[1] | {"reason": "from before"})
     (tmp_path / "rows.jsonl").write_text(f"{held}\n" + '{"half a li')
     measured = []
 
-    def measure(settings, cell, data):
-        measured.append(cell["noise"])
-        return [result.rows[0]]
+    def measure(examples, *, noise, **settings):
+        measured.append(noise)
+        return [rows[0]]
 
-    table = {"gradient-noise": dataclasses.replace(STUDIES["gradient-noise"], measure=measure)}
-    monkeypatch.setattr("remnant.experiments.studies.STUDIES", table)
-    again = run_study("gradient-noise", settings, data, run)
+    study = dataclasses.replace(STUDIES["gradient-noise"], measure=measure)
+    again = run_study(study, values, data, run)
     assert measured == [0.0]
-    assert [row["noise"] for row in again.rows] == [0.0, 0.01]
-    assert again.rows[1]["reason"] == "from before"
+    assert [row["noise"] for row in again] == [0.0, 0.01]
+    assert again[1]["reason"] == "from before"
 
 
 def test_data_that_is_not_there_is_named_and_left_out(tmp_path):
-    settings = batches.Batches(data=("digits", "cifar10"))
-    data, missing = study_data(settings, tmp_path)
+    values = {"data": ["digits", "cifar10"], "seed": [0]}
+    data, missing = study_data(values, tmp_path)
     assert list(data) == ["digits"]
     assert missing == ("cifar10",)
     with pytest.raises(DataError, match="cifar10"):
-        study_data(batches.Batches(data=("cifar10",)), tmp_path)
+        study_data(values | {"data": "cifar10"}, tmp_path)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_quick_grid_has_the_settings_of_the_whole_one(name):
+    study = STUDIES[name]
+    whole, quick = (cells(adjusted(study, Flags(quick=q), 3)) for q in (False, True))
+    assert 0 < len(quick) <= len(whole)
+    assert all(asked["seed"] == 3 for _, asked in quick)
+    seeds = {asked["seed"] for _, asked in whole}
+    assert seeds == set(range(3, 3 + study.seeds))
+
+
+def test_flags_stand_in_place_of_a_setting_alone_or_among_others():
+    noise = STUDIES["gradient-noise"]
+    values = adjusted(noise, Flags(width=(64, 128), records=(5,), seeds=2), 7)
+    assert values["width records"] == [(64, 5), (128, 5)]
+    assert values["seed"] == [7, 8]
+    varied, asked = cells(values)[1]
+    assert varied == {"width": 64, "records": 5, "noise": 0.0, "seed": 8}
+    assert asked == varied | {"patience": 5, "data": "mnist"}
+    onion = STUDIES["onion"]
+    values = adjusted(onion, Flags(data=("digits", "mnist"), width=(40,)), 0)
+    assert (values["width"], values["data"]) == (40, ["digits", "mnist"])
+    assert shown_columns(onion, values)[0] == "data"
+    assert shown_columns(onion, adjusted(onion, Flags(), 0)) == list(onion.columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "text"),
+    [
+        ("gradient-dimension", {"records": (3,)}, "--records: expected none"),
+        ("gradient-dimension", {"data": ("mnist",)}, "--data: expected none"),
+        ("kkt-grid", {"width": (0,)}, "--width: expected 1 or more, got 0"),
+        ("kkt-grid", {"seeds": -1}, "--seeds: expected 1 or more, got -1"),
+        ("kkt-grid", {"seeds": 0}, "--seeds: expected 1 or more, got 0"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(name, flags, text):
+    with pytest.raises(InputError, match=text):
+        adjusted(STUDIES[name], Flags(**flags), 0)
+
+
+def test_figures_fill_in_names_and_leave_out_what_a_row_has_not():
+    rows = [
+        {"n": 1, "how": "a", "error": 4.0, "null": 8.0, "kind": "p"},
+        {"n": 2, "how": "a", "error": 2.0, "null": 8.0, "kind": "p"},
+        {"n": 3, "how": "b", "null": 8.0, "kind": "p"},
+        {"n": 4, "how": "b", "error": 1.0, "null": 9.0, "kind": "q"},
+    ]
+    figure = Figure(
+        x="n", lines={"error": "by {how}", "null": "null"}, across="n", up="", panel="{kind}!",
+        only={"kind": "p"}, rank="n",
+    )  # fmt: skip
+    (panel,) = figure.panels(rows)
+    assert panel.title == "p!"
+    assert [(line.name, line.y) for line in panel.lines] == [
+        ("by a", (4.0, 2.0)),
+        ("null", (8.0, 8.0, 8.0)),
+    ]
+    assert panel.across == (
+        "n\nrank correlation with error unknown\nrank correlation with null unknown"
+    )
+
+
+def test_rank_correlation_knows_order_and_gaps():
+    rows = [{"x": x, "y": y} for x, y in ((1, 10.0), (2, 20.0), (3, 21.0), (4, None))]
+    assert rank_correlation(rows, "x", "y") == "1.00 over 3"
+    assert rank_correlation(rows[:2], "x", "y") == "unknown"
+    assert rank_correlation([{"x": 1, "y": i} for i in range(5)], "x", "y") == "unknown"
 
 
 def command(*words):
@@ -278,8 +343,8 @@ def command(*words):
 def test_the_command_prints_a_table_or_json_and_shows_a_finished_study_again(
     tmp_path, capsys, monkeypatch
 ):
-    tiny = dataclasses.replace(STUDIES["gradient-pairs"], quick=TINY["gradient-pairs"])
-    monkeypatch.setattr("remnant.experiments.studies.STUDIES", {"gradient-pairs": tiny})
+    small = dataclasses.replace(STUDIES["gradient-pairs"], quick=TINY["gradient-pairs"])
+    monkeypatch.setattr("remnant.experiments.studies.STUDIES", {"gradient-pairs": small})
     words = ["gradient-pairs", "--quick", "--out", str(tmp_path / "found")]
     assert command(*words) == 0
     shown = capsys.readouterr().out
@@ -292,6 +357,18 @@ def test_the_command_prints_a_table_or_json_and_shows_a_finished_study_again(
     assert "done before" in capsys.readouterr().out
     assert command(*words, "--quiet") == 0
     assert capsys.readouterr().out == ""
+    again = [*words[:-1], str(tmp_path / "two"), "--width", "200,250", "--seeds", "2", "--json"]
+    assert command(*again) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["m"], row["seed"]) for row in rows} == {(m, s) for m in (200, 250) for s in (0, 1)}
+    assert len(rows) == 16
+
+
+def test_a_study_that_is_refused_leaves_nothing_behind(tmp_path):
+    words = ["kkt-grid", "--data", "digits", "--records", "100000", "--width", "8"]
+    with pytest.raises(DataError, match="at least 100000"):
+        command(*words, "--out", str(tmp_path / "found"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_help_lists_the_studies(capsys):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from remnant.errors import InputError, StoreError
-from remnant.experiments.gradient_batches import Noise
-from remnant.experiments.studies import run_study, study_data, study_spec
+from remnant.experiments.studies import STUDIES
+from remnant.experiments.study import run_study, study_data, study_spec
 from remnant.models import build
 from remnant.store import open_run
 from remnant.sweep import executors
@@ -181,13 +181,15 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
 
 
 def test_a_study_goes_through_the_executor_with_the_same_rows(tmp_path):
-    settings = Noise(shares=(0.0, 0.01), sizes=((64, 4),), repeats=1, data=("digits",))
-    data, _ = study_data(settings, None)
-    spec = study_spec("gradient-noise", settings, data, 0)
+    study = STUDIES["gradient-noise"]
+    small = {"noise": [0.0, 0.01], "width records": [(64, 4)], "data": "digits", "seed": [0]}
+    values = dict(study.settings) | small
+    data, _ = study_data(values, None)
+    spec = study_spec("gradient-noise", values, data)
     rows = []
     for on in ("jobs:1", "jobs:2"):
         run = open_run(tmp_path / on, spec)
-        rows.append(run_study("gradient-noise", settings, data, run, on=on).rows)
+        rows.append(run_study(study, values, data, run, on=on))
     plain = [[{**row, "cpu_seconds": None} for row in one] for one in rows]
     assert plain[0] == plain[1]
     assert len(plain[0]) == 2

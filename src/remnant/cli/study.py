@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,17 @@ from remnant.cli.common import (
     add_place,
     add_verb,
     bars,
-    console,
-    default_directory,
     place,
-    plain,
     prepare,
+    print_json,
+    print_line,
+    print_place,
+    print_table,
+    run_of,
 )
-from remnant.errors import printable, text_of
 
 if TYPE_CHECKING:
-    from remnant.experiments.studies import StudyResult
+    from remnant.experiments.study import Rows, Study
     from remnant.store import Run
 
 # Here and not beside the studies, since --help must not wait for torch.
@@ -58,6 +59,11 @@ def add(verbs: Any) -> None:
     for name, summary in SUMMARIES.items():
         parser = add_verb(studies, name, summary, f"remnant study {name} --quick --out found")
         parser.add_argument("--quick", action="store_true", help="a smaller grid, within a minute")
+        changed = parser.add_argument_group("in place of the study's own (several by commas)")
+        changed.add_argument("--data", metavar="NAME", type=words, help="datasets, as for `audit`")
+        changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
+        changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
+        changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")
         parser.add_argument(
             "--data-dir", type=Path, help="where cifar10 is looked for (or REMNANT_DATA)"
         )
@@ -65,66 +71,48 @@ def add(verbs: Any) -> None:
         parser.set_defaults(run=run)
 
 
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
 def run(arguments: argparse.Namespace) -> int:
     prepare(arguments)
-    from remnant.experiments.studies import (
-        STUDIES,
-        StudyResult,
-        run_study,
-        study_data,
-        study_spec,
-    )
-    from remnant.store import open_run
+    from remnant.experiments.studies import STUDIES
+    from remnant.experiments.study import Flags, adjusted, run_study, study_data, study_spec
     from remnant.sweep.table import read_rows
 
-    name, seed = arguments.study, arguments.seed
-    settings = STUDIES[name].quick if arguments.quick else STUDIES[name].settings
+    study = STUDIES[arguments.study]
+    asked = {name: getattr(arguments, name) for name in ("quick", "data", "records", "width")}
+    values = adjusted(study, Flags(**asked, seeds=arguments.seeds), arguments.seed)
+    on = place(arguments) or "jobs:1"
     with bars(arguments.quiet):
-        data, missing = study_data(settings, arguments.data_dir)
-        spec = study_spec(name, settings, data, seed)
-        stored = open_run(arguments.out or default_directory(spec), spec)
-        if stored.finished:
-            result = StudyResult(name=name, rows=tuple(read_rows(stored)))
-        else:
-            on = place(arguments) or "jobs:1"
-            result = run_study(name, settings, data, stored, seed=seed, on=on)
-    show_study(result, missing, stored, arguments)
+        data, missing = study_data(values, arguments.data_dir)
+        spec = study_spec(arguments.study, values, data)
+        stored = run_of(arguments, spec, lambda run: run_study(study, values, data, run, on=on))
+    rows = read_rows(stored)
+    if arguments.json:
+        print_json(rows)
+    elif not arguments.quiet:
+        show_study(study, values, rows, missing, stored)
     return DONE
 
 
 def show_study(
-    result: StudyResult, missing: tuple[str, ...], stored: Run, arguments: argparse.Namespace
+    study: Study, values: Mapping[str, Any], rows: Rows, missing: tuple[str, ...], stored: Run
 ) -> None:
-    """A table of the rows, or all their fields as JSON."""
-    if arguments.json:
-        print(json.dumps(list(result.rows), indent=2, allow_nan=False))
-        return
-    if arguments.quiet:
-        return
-    from rich.table import Table
+    """A table of the rows."""
+    from remnant.experiments.study import shown_columns
 
-    from remnant.experiments.studies import STUDIES
-
-    study = STUDIES[result.name]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in study.columns:
-        table.add_column(column.replace("_", " "))
-    for row in result.rows:
-        table.add_row(*(cell(row.get(column)) for column in study.columns))
-    out = console()
-    out.print(plain(study.title, style="bold"))
-    out.print(table)
+    columns = shown_columns(study, values)
+    print_line(study.title, style="bold")
+    names = [column.replace("_", " ") for column in columns]
+    print_table(names, [[row.get(column) for column in columns] for row in rows])
     for name in missing:
-        out.print(plain(f"{name} is not in --data-dir: left out", style="dim"))
-    seconds = sum(row["cpu_seconds"] for row in result.rows)
-    out.print(plain(f"attacks: {seconds:.1f} CPU seconds", style="dim"))
-    again = " (done before; remove the directory to run it again)" if stored.finished else ""
-    out.print(plain(f"in {stored.path}{again}: {', '.join(FILES)}"), soft_wrap=True)
-
-
-def cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.2g}" if isinstance(value, float) else printable(text_of(value))
+        print_line(f"{name} is not in --data-dir: left out", style="dim")
+    seconds = sum(row["cpu_seconds"] for row in rows)
+    print_line(f"attacks: {seconds:.1f} CPU seconds", style="dim")
+    print_place(stored, FILES)

@@ -1,22 +1,57 @@
 """The defence table: rows defences, columns attacks, cells recovered / of, beside the accuracy.
 
-Every attack is one that recovers its records where nothing is done about it (the row "none").
+One release per attack that gives its records away (the row "none"), and the same release under each
+defence. kkt: final weights of a network trained with weight decay to a stationary point. ntk: final
+and initial weights. gradient: one gradient. informed: final weights, all records but one known.
+Records are counted whose candidate correlates above .9, beside a null and the accuracy on records
+that were not trained on.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from remnant.experiments.defence_targets import MEASURES, Sizes
-from remnant.report.lines import Panel, line_panels
-from remnant.types import Examples
+import torch
+from torch import Tensor, nn
 
-Row = dict[str, Any]
-ATTACKS = tuple(MEASURES)
+from remnant.attacks import NTK, Gradient
+from remnant.attacks.kkt import KKT
+from remnant.capturing import capture
+from remnant.experiments import private_descent as private
+from remnant.experiments.informed_targets import Factor, Released, by_replay
+from remnant.experiments.informed_targets import Sizes as InformedSizes
+from remnant.experiments.study import Figure, Rows, Study
+from remnant.experiments.targets import (
+    Scene,
+    above,
+    accuracy_on,
+    attack,
+    dense,
+    draw_parts,
+    draw_sides,
+    place,
+    train_scene,
+)
+from remnant.models import build
+from remnant.scoring import THRESHOLD, score_oracle
+from remnant.scoring.distances import correlation_of_pairs
+from remnant.seeds import generator_for
+from remnant.sweep.table import Row
+from remnant.training import DecayTime, GradientDescent
+from remnant.training import defences as defend
+from remnant.training.fleet import train_fleet
+from remnant.training.private_fleet import clipped_sum, share_private
+from remnant.training.recipes import PrivateDescent
+from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
+
+CLIP, TEST = 1.0, 1000  # largest norm of a record's gradient; records to test on
+APPROXIMATE = 40  # records up to which the approximate attack is tried: more take minutes
 WEIGHTS = ("kkt", "ntk", "informed")
+ATTACKS = ("kkt", "ntk", "gradient", "informed")
 
 # (defence, strength); what the strength says is in MEANING.
 DEFENCES: tuple[tuple[str, float | str], ...] = (
@@ -70,35 +105,216 @@ NOT_FOR: Mapping[tuple[str, float | str | None, str], str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DefenceTable:
-    """Which defences meet which attacks, and how large the releases are."""
+class Sizes:
+    """How large the four releases are. width: of the first three, in place of their own."""
 
-    defences: tuple[tuple[str, float | str], ...] = DEFENCES
-    attacks: tuple[str, ...] = ATTACKS
-    sizes: Sizes = field(default_factory=Sizes)
-    repeats: int = 1  # seeds; counts are added, accuracies averaged
-    data: tuple[str, ...] = ("mnist",)
+    records: int  # of kkt, ntk, gradient
+    width: int | None = None
+    kkt_width: int = 200
+    kkt_starts: int = 2
+    kkt_steps: int = 400
+    ntk_width: int = 384
+    gradient_width: int = 256
+    rounds: int = 60  # federated ones, for the gradient's cost in accuracy
+    known: int = 120  # of informed
+    targets: int = 5
+    epochs: int = 20
+    evaluations: int = 72
 
-
-QUICK_TABLE = DefenceTable(
-    defences=(
-        ("none", ""),
-        ("noise", 0.01),
-        ("rounding", "bfloat16"),
-        ("early stopping", 10),
-        ("clip only", 1.0),
-        ("private", 8.0),
-    ),
-    sizes=Sizes(
-        records=10, kkt_width=100, kkt_steps=300, ntk_width=256, known=100, targets=3, epochs=15,
-        evaluations=52, rounds=20,
-    ),
-    repeats=1,
-)  # fmt: skip
+    def wide(self, attack: str) -> int:
+        own: int = getattr(self, f"{attack}_width")
+        return self.width or own
 
 
-def table_cells(settings: DefenceTable, seed: int) -> list[Row]:
-    return [{"defence": kind, "strength": s, "seed": seed} for kind, s in settings.defences]
+def recipe_under(attack: str, kind: str, strength: Any, epochs: int) -> Any:
+    """The recipe that trains an attack's target under a defence. epochs: of informed."""
+    decay = DecayTime()
+    falling = GradientDescent(lr=0.05, momentum=0.9, steps=3000, stop_loss=0.02)
+    short = GradientDescent(lr=0.2, momentum=0.9, steps=epochs)
+    long = GradientDescent(lr=decay.lr, weight_decay=decay.weight_decay, steps=3000)
+    plain = {"kkt": long, "ntk": falling, "informed": short}[attack]
+    if kind == "early stopping":
+        return {
+            "kkt": replace(decay, decay_time=decay.decay_time / strength),
+            "ntk": replace(falling, stop_loss=0.02 * strength),
+            "informed": defend.stopped_early(short, 1 / strength),
+        }[attack]
+    if kind == "Adam":
+        return defend.by_adam(plain, lr=2e-3 if attack == "informed" else 1e-3)
+    if kind == "mini-batches":  # smaller steps; for kkt as long a decay time
+        rate, times, passes = {
+            "kkt": (0.1, 1, 3750), "ntk": (0.02, 1, 300), "informed": (0.05, 10, epochs),
+        }[attack]  # fmt: skip
+        return defend.in_batches(replace(plain, lr=rate), times * strength, epochs=passes)
+    if kind == "weight decay":
+        return replace(plain, weight_decay=strength)
+    # For ntk as many steps as the loss takes to fall to the base's.
+    steps = 60 if attack == "ntk" else plain.steps
+    if kind == "clip only":
+        return defend.made_private(plain, noise=0.0, clip=CLIP, steps=steps)
+    if kind == "private":
+        steps = 100 if attack == "kkt" else steps
+        noise = private.noise_for(strength, steps)
+        return defend.made_private(plain, noise=noise, clip=CLIP, steps=steps)
+    return decay if attack == "kkt" else plain
+
+
+def perturbed(
+    kind: str, strength: Any, weights: Weights, generator: torch.Generator,
+    since: Weights | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Weights or a gradient as they are let out: defences that need no other training."""
+    if kind == "noise":
+        return defend.noisy(weights, strength, generator=generator, since=since)
+    if kind == "rounding":
+        return defend.rounded(weights, strength)
+    return defend.pruned(weights, strength) if kind == "pruning" else dict(weights)
+
+
+def more(kind: str, strength: Any) -> int:
+    return int(strength) if kind == "more records" else 1
+
+
+def counted(scene: Scene, found: Candidates, accuracy: float) -> Row:
+    """Candidates against the records, and the held-out ones in their place."""
+    return {
+        "recovered": above(scene.truth, found.inputs, THRESHOLD),
+        "records": len(scene.truth),
+        "null": above(scene.truth, scene.holdout.inputs, THRESHOLD),
+        "accuracy": accuracy,
+        "status": str(found.status),
+    }
+
+
+# one release of each kind
+
+
+def measure_weights(
+    name: str, sizes: Sizes, kind: str, strength: Any, examples: Examples, seed: int
+) -> Row:
+    """kkt: final weights alone. ntk: final and initial weights."""
+    sides, scaling = draw_sides(examples, sizes.records * more(kind, strength), seed)
+    wide, options = sizes.wide(name), ":nobias" if name == "kkt" else ""
+    text = dense(examples, wide, wide, options=options)
+    scene = train_scene(
+        build(text, generator=generator_for(seed, f"{name} weights")),
+        sides,
+        scaling,
+        recipe_under(name, kind, strength, sizes.epochs),
+        seed=seed,
+        tell=("records", "loss") if name == "kkt" else ("records", "initial"),
+        release=lambda final, initial: perturbed(
+            kind, strength, final, generator_for(seed, "defence"), since=initial
+        ),
+    )
+    how = KKT(starts=sizes.kkt_starts, steps=sizes.kkt_steps) if name == "kkt" else best_of_ntk
+    found, _ = attack(how, scene.target, seed)
+    return counted(scene, found, accuracy_on(scene.target, sides.public.take(range(TEST))))
+
+
+def best_of_ntk(target: Target, *, generator: torch.Generator) -> Candidates:
+    """Exact, and where that gives nothing approximate; the number of records is known."""
+    found = NTK(preset="exact")(target, generator=generator)
+    if len(found) or (target.knowledge.records or 0) > APPROXIMATE:
+        return found
+    return NTK(preset="projected", runs=1, steps=200)(target, generator=generator)
+
+
+def send(kind: str, strength: Any, model: nn.Module, batch: Examples, scaling: Scaling,
+         generator: torch.Generator) -> dict[str, Tensor]:  # fmt: skip
+    """A client's gradient under one defence."""
+    if kind not in ("clip only", "private"):
+        inputs = scaling.to_model(batch.inputs)
+        gradient = capture(model, "ce", (inputs, batch.labels))
+        return perturbed(kind, strength, gradient, generator)
+    noise = private.noise_for(strength, 1) if kind == "private" else 0.0
+    recipe = PrivateDescent(lr=1.0, steps=1, noise=noise, clip=CLIP)
+    run = share_private(model, batch, recipe, scaling=scaling)
+    sums = clipped_sum(run, [w[None] for w in run.start], run.inputs, run.labels, graph=False)
+    draws = [torch.randn(s.shape, generator=generator) for s in sums]
+    moves = [(s + noise * CLIP * d)[0] / len(batch) for s, d in zip(sums, draws, strict=True)]
+    return dict(zip(run.names, moves, strict=True))
+
+
+def measure_gradient(
+    name: str, sizes: Sizes, kind: str, strength: Any, examples: Examples, seed: int
+) -> Row:
+    """One gradient. The adversary is told how many records there are, since noise hides it."""
+    sides, scaling = draw_sides(examples, sizes.records * more(kind, strength), seed)
+    wide = sizes.wide(name)
+    text = dense(examples, wide, wide)
+    model = build(text, generator=generator_for(seed, "gradient weights"))
+    gradient = send(kind, strength, model, sides.train, scaling, generator_for(seed, "defence"))
+    count = len(sides.train)
+    scene = place(model, sides, scaling, gradient=gradient, records=count, loss="ce")
+    found, _ = attack(Gradient(patience=5), scene.target, seed)
+    return counted(scene, found, federated_accuracy(sizes.rounds, kind, strength, scene, seed))
+
+
+def federated_accuracy(rounds: int, kind: str, strength: Any, scene: Scene, seed: int) -> float:
+    """Of a model that clients train, each sending one gradient of as many records of its own."""
+    model, generator = copy.deepcopy(scene.target.model), generator_for(seed, "rounds")
+    size = min(len(scene.truth), (len(scene.public) - TEST) // rounds)
+    rate = 1e-3 if strength == "sign" else 0.3
+    for k in range(rounds):
+        batch = scene.public.take(range(TEST + k * size, TEST + (k + 1) * size))
+        gradient = send(kind, strength, model, batch, scene.target.scaling, generator)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.sub_(gradient[name], alpha=rate)
+    return accuracy_on(replace(scene.target, model=model), scene.public.take(range(TEST)))
+
+
+def measure_informed(
+    name: str, sizes: Sizes, kind: str, strength: Any, examples: Examples, seed: int
+) -> Row:
+    """All records but one are known, one model for each target; the null is the nearest record
+    that the adversary had already. Against private training replay is told the labels."""
+    known_count = sizes.known * more(kind, strength)
+    targets, known, test = draw_parts(examples, seed, sizes.targets, known_count, TEST)
+    text = dense(examples, 10, options=":elu")
+    model = build(text, generator=generator_for(seed, "informed weights"))
+    recipe = recipe_under(name, kind, strength, sizes.epochs)
+    if isinstance(recipe, PrivateDescent):
+        run = share_private(model, known, recipe, scaling=Scaling())
+        weights = private.fleet(run, targets, generator_for(seed, "training"))
+        guess = private.by_replay(run, weights, targets, sizes.evaluations)
+        status = str(Status.INCONCLUSIVE)
+    else:
+        trained = train_fleet(
+            model, known, targets.inputs, targets.labels, recipe,
+            scaling=Scaling(), generator=generator_for(seed, "order"),
+        )  # fmt: skip
+        initial = {name: p.detach() for name, p in model.named_parameters()}
+        each = [
+            perturbed(
+                kind, strength, {n: w[k] for n, w in trained.items()},
+                generator_for(seed + k, "defence"), since=initial,
+            )
+            for k in range(len(targets))
+        ]  # fmt: skip
+        weights = {name: torch.stack([one[name] for one in each]) for name in trained}
+        scene = Released(
+            factor=Factor(order_known=kind != "mini-batches"), fixed=known, targets=targets,
+            public=known, text=text, model=model, recipe=recipe, released=weights, seed=seed,
+        )  # fmt: skip
+        guess, figures = by_replay(scene, InformedSizes(evaluations=sizes.evaluations))
+        status = f"{figures['certified']} certified"
+    return {
+        "recovered": int((correlation_of_pairs(targets.inputs, guess) > THRESHOLD).sum()),
+        "records": len(targets),
+        "null": int((score_oracle(targets, known.inputs).correlation > THRESHOLD).sum()),
+        "accuracy": private.fleet_accuracy(model, weights, test),
+        "status": status,
+    }
+
+
+MEASURES: Mapping[str, Callable[[str, Sizes, str, Any, Examples, int], Row]] = {
+    "kkt": measure_weights,
+    "ntk": measure_weights,
+    "gradient": measure_gradient,
+    "informed": measure_informed,
+}
 
 
 def why_not(kind: str, strength: float | str, attack: str) -> str | None:
@@ -106,73 +322,64 @@ def why_not(kind: str, strength: float | str, attack: str) -> str | None:
     return NOT_FOR.get((kind, strength, attack)) or NOT_FOR.get((kind, None, attack))
 
 
-def measure_table(settings: DefenceTable, cell: Row, data: Mapping[str, Examples]) -> list[Row]:
-    """One row: for each attack "recovered/of" (or "-"), and its null, accuracy and statuses."""
-    began = time.process_time()
-    row, examples = dict(cell), data[settings.data[0]]
-    kind, strength, seed = cell["defence"], cell["strength"], cell["seed"]
-    for attack in ATTACKS:
-        asked = attack in settings.attacks
-        reason = why_not(kind, strength, attack) if asked else "not asked for"
+def measure_defence(
+    examples: Examples, *, defence: str, strength: Any, attacks: tuple[str, ...], seed: int,
+    **sizes: Any,
+) -> Rows:  # fmt: skip
+    """One row: for each attack "recovered/of" (or "-"), its null, accuracy and status."""
+    began, size, row = time.process_time(), Sizes(**sizes), Row()
+    for name in ATTACKS:
+        asked = name in attacks
+        reason = why_not(defence, strength, name) if asked else "not asked for"
         if reason is not None:
-            row |= {attack: "-", f"{attack}_reason": reason, f"{attack}_accuracy": None}
+            row |= {name: "-", f"{name}_reason": reason, f"{name}_accuracy": None}
             continue
-        each = [
-            MEASURES[attack](settings.sizes, kind, strength, examples, seed + k)
-            for k in range(settings.repeats)
-        ]
-        recovered, records = sum(m.recovered for m in each), sum(m.records for m in each)
-        row |= {
-            attack: f"{recovered}/{records}",
-            f"{attack}_recovered": recovered,
-            f"{attack}_records": records,
-            f"{attack}_null": sum(m.null for m in each),
-            f"{attack}_accuracy": sum(m.accuracy for m in each) / len(each),
-            f"{attack}_status": ", ".join(m.status for m in each),
-        }
+        found = MEASURES[name](name, size, defence, strength, examples, seed)
+        row[name] = f"{found['recovered']}/{found['records']}"
+        row |= {f"{name}_{key}": value for key, value in found.items()}
+        for key in ("recovered", "null"):
+            row[f"{name}_{key}_share"] = found[key] / found["records"]
     return [row | {"cpu_seconds": round(time.process_time() - began, 2)}]
 
 
-def stopped(rows: Sequence[Row], attack: str, *, most: float = 0.05) -> list[str]:
-    """Names of the defences under which no more than that share of records, or the null's count,
-    came back."""
-    found = []
-    for row in rows:
-        if f"{attack}_recovered" in row:
-            enough = max(most * row[f"{attack}_records"], row[f"{attack}_null"])
-            if row[f"{attack}_recovered"] <= enough:
-                found.append(named(row))
-    return found
+def named(rows: Rows) -> Rows:
+    """With the defence and its strength as one name, and without what does not apply."""
+    return [
+        {key: value for key, value in row.items() if value is not None}
+        | {"name": f"{row['defence']} {row['strength']}".strip()}
+        for row in rows
+    ]
 
 
-def named(row: Row) -> str:
-    strength = row["strength"]
-    text = strength if isinstance(strength, str) else f"{strength:g}"
-    return f"{row['defence']} {text}".strip()
-
-
-def plot_table(rows: Sequence[Row]) -> tuple[Panel, ...]:
-    """A panel for each attack: shares of records back, of the null, and the accuracy."""
-    drawn = []
-    for attack in ATTACKS:
-        for row in rows:
-            if f"{attack}_recovered" not in row:
-                continue
-            heights = {
-                "recovered": row[f"{attack}_recovered"] / row[f"{attack}_records"],
-                "null": row[f"{attack}_null"] / row[f"{attack}_records"],
-                "test accuracy": row[f"{attack}_accuracy"],
-            }
-            about = {"attack": attack, "name": named(row)}
-            drawn += [about | {"line": line, "height": y} for line, y in heights.items()]
-    return line_panels(
-        drawn,
-        panel="attack",
-        line="line",
-        x="name",
-        y="height",
-        across="defence",
-        up="share",
-        log_x=False,
-        log_y=False,
-    )
+STUDY = Study(
+    title="Defences against every attack: records back, beside the accuracy",
+    measure=measure_defence,
+    settings={
+        "defence strength": list(DEFENCES), "attacks": ATTACKS, "records": 20, "width": None,
+        "data": "mnist",
+    },
+    quick={
+        "defence strength": [
+            ("none", ""), ("noise", 0.01), ("rounding", "bfloat16"), ("early stopping", 10),
+            ("clip only", 1.0), ("private", 8.0),
+        ],
+        "records": 10, "kkt_width": 100, "kkt_steps": 300, "ntk_width": 256, "known": 100,
+        "targets": 3, "epochs": 15, "evaluations": 52, "rounds": 20,
+    },
+    columns=(
+        "defence", "strength", *ATTACKS, *(f"{name}_accuracy" for name in ATTACKS), "cpu_seconds",
+    ),
+    figures=tuple(
+        Figure(
+            x="name",
+            lines={
+                f"{name}_recovered_share": "recovered",
+                f"{name}_null_share": "null",
+                f"{name}_accuracy": "test accuracy",
+            },
+            across="defence", up="share", panel=name, log_x=False, log_y=False,
+        )
+        for name in ATTACKS
+    ),
+    condense=named,
+)  # fmt: skip

@@ -7,7 +7,6 @@ Stages leave their result in the run's directory, so an interrupted demo goes on
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from remnant.auditing import assess
 from remnant.data import Split, binary_task, load, mean_image, split
 from remnant.errors import InputError, expected
 from remnant.experiments.demo_page import write_demo_page
+from remnant.experiments.targets import dense
 from remnant.models import build, load_weights, save_weights
 from remnant.progress import task
 from remnant.report import (
@@ -161,8 +161,7 @@ def scaling_by(public: Examples) -> Scaling:
 
 def model_string(demo: Demo, examples: Examples, classes: int) -> str:
     outputs = 1 if classes == 2 and demo.loss in ("bce", "mse") else max(1, classes)
-    sizes = [math.prod(examples.shape), *[demo.width] * demo.depth, outputs]
-    return "mlp:" + "-".join(str(size) for size in sizes)
+    return dense(examples, *[demo.width] * demo.depth, outputs=outputs)
 
 
 def trained_target(

@@ -6,7 +6,6 @@ takes it on the way to a stationary point, which the adversary with nothing but 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from remnant.auditing import Case, Plan
@@ -15,6 +14,7 @@ from remnant.bundle import Audit
 from remnant.capturing import capture
 from remnant.data import Split, draw
 from remnant.errors import InputError, expected
+from remnant.experiments.targets import dense
 from remnant.models import build
 from remnant.progress import task
 from remnant.report.page import read_bundle
@@ -67,7 +67,7 @@ def small_target(records: Examples, scaling: Scaling, loss: str, seed: int) -> T
     """Trained on the records, with everything that the four adversaries may hold."""
     classes = records.classes
     outputs = 1 if loss in ("bce", "mse") and classes <= 2 else max(1, classes)
-    text = f"mlp:{math.prod(records.shape)}-{WIDTH}-{WIDTH}-{outputs}"
+    text = dense(records, WIDTH, WIDTH, outputs=outputs)
     trained, recipe = _trained(text, records, scaling, loss, seed)
     inputs = scaling.to_model(records.inputs)
     return Target(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,11 +30,13 @@ from remnant.distill import (
 )
 from remnant.distill import problem as kernel_problem
 from remnant.errors import InputError, expected
+from remnant.experiments.study import Figure
+from remnant.experiments.targets import dense
 from remnant.kernels import Dense
 from remnant.models import build, linearise
 from remnant.progress import task
 from remnant.report import draw_sheet, drawable
-from remnant.report.lines import Panel, draw_lines, line_panels
+from remnant.report.lines import draw_lines
 from remnant.scoring import THRESHOLD, blends, centred_correlation
 from remnant.seeds import generator_for
 from remnant.solvers.descent.paper import Descent
@@ -49,13 +50,17 @@ from remnant.store import (
     write_json,
     write_text,
 )
+from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
 from remnant.training import solve_linearised
 from remnant.types import Examples, Knowledge, Scaling, Target
 
-Row = dict[str, Any]
 METHODS = ("full", "kip", "rkip", "rkip-finite", "random")
 NETWORKS = ("standard", "linearised", "infinite")
 STEPS = {"kip": (5000, 0.003), "rkip": (1000, 0.02), "rkip-finite": (2000, 0.02)}  # and rates
+ACCURACIES = Figure(
+    x="method", lines={name: name for name in NETWORKS}, across="trained on", up="%",
+    panel="Test accuracy", log_x=False, log_y=False,
+)  # fmt: skip
 RESULT_FILE, IMAGES_FILE, SHEET_FILE, STATE = "result.json", "distilled.npz", "sheet.png", "search"
 
 
@@ -165,8 +170,7 @@ def kernel_of(scene: Scene) -> Dense:
 
 def network(scene: Scene, material: Material, purpose: str) -> nn.Module:
     outputs = 1 if material.train.classes == 2 else material.train.classes
-    sizes = [math.prod(material.train.shape), *[scene.width] * scene.depth, outputs]
-    text = "mlp:" + "-".join(map(str, sizes))
+    text = dense(material.train, *[scene.width] * scene.depth, outputs=outputs)
     return build(text, generator=generator_for(scene.seed, purpose), init="normal")
 
 
@@ -350,30 +354,8 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def table_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
-    """Accuracy against the method, a line for each kind of network."""
-    points = [
-        {"method": row["method"], "network": name, "accuracy": 100 * row[name]}
-        for row in rows
-        for name in NETWORKS
-    ]
-    return line_panels(
-        points,
-        panel=lambda row: "Test accuracy",
-        line=lambda row: str(row["network"]),
-        x="method",
-        y="accuracy",
-        across="trained on",
-        up="%",
-        log_x=False,
-        log_y=False,
-    )
-
-
 def run_table(scene: Scene, examples: Examples, run: Run, *, seeds: int) -> list[Row]:
     """Measure every cell that the run does not hold yet; writes rows, table and figure."""
-    from remnant.sweep.table import as_csv, read_rows, write_rows
-
     rows = read_rows(run)
     cells = table_cells(scene, seeds)
     with task("table", len(cells)) as step:
@@ -383,14 +365,10 @@ def run_table(scene: Scene, examples: Examples, run: Run, *, seeds: int) -> list
                 write_rows(run, rows)
             step(note=f"{cell.method}, seed {cell.seed}")
     lines = summary(rows)
-    write_text(run, "table.csv", as_csv(lines))
-    write_bytes(
-        run, "figure.png", draw_lines(table_panels(rows), title=f"{scene.data}: {title(scene)}")
-    )
+    write_text(run, TABLE_FILE, as_csv(lines))
+    percent = [row | {name: 100 * row[name] for name in NETWORKS} for row in rows]
+    title = f"{scene.data}: {scene.records} records in {scene.images} images, width {scene.width}"
+    write_bytes(run, FIGURE_FILE, draw_lines(ACCURACIES.panels(percent), title=title))
     write_json(run, RESULT_FILE, {"table": lines})
     finish(run, seeds={"seed": scene.seed}, timings={"all": sum(r["cpu_seconds"] for r in rows)})
     return lines
-
-
-def title(scene: Scene) -> str:
-    return f"{scene.records} records in {scene.images} images, width {scene.width}"

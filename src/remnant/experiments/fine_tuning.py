@@ -12,113 +12,51 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from remnant.attacks import NTK
 from remnant.attacks.outcome import model_box
 from remnant.data import split
 from remnant.errors import InputError, expected
-from remnant.evidence import weight_difference
+from remnant.experiments.kernel_targets import by_descent
+from remnant.experiments.study import Figure, Rows, Study
+from remnant.experiments.targets import Attack, Scene, attack, of_classes, train_scene
 from remnant.models import build
 from remnant.models.residual import freeze_norms, residual
 from remnant.progress import task
-from remnant.report.lines import Panel, line_panels
 from remnant.scoring import score, summarise
 from remnant.seeds import generator_for
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
-from remnant.solvers.descent.paper import SCALED, descend
-from remnant.training import GradientDescent, train
+from remnant.solvers.descent.paper import SCALED
+from remnant.sweep.table import Row
+from remnant.training import GradientDescent, recipe_from
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Status, Target
 
-Row = dict[str, Any]
 
+def measure_tuning(
+    examples: Examples, *, case: str, attack: str, records: int, tuning: int, rate: float,
+    widths: tuple[int, ...], known: int, epochs: int, width: int, per_class: int,
+    cnn: str, cnn_rate: float, steps: int, inversion: int, seed: int,
+) -> Rows:  # fmt: skip
+    """case: all layers, dense head (on all places of the last block) or pooled head (on their
+    mean) of the residual network; or cnn N, N steps of a convolutional network.
 
-@dataclass(frozen=True, kw_only=True)
-class FineTuning:
-    """cases: what is trained, and by which attack it is tried.
-
-    all layers, dense head (on all places of the last block), pooled head (on their mean): of the
-    residual network. cnn N: a convolution and two dense layers, N steps from known weights.
+    Residual network: its blocks' `widths`, pretrained for `epochs` on the first `known` classes,
+    new dense layers `width` wide, tuned on `per_class` images of each other class for `tuning`
+    steps at `rate`. steps: of the hybrid descent. inversion: evaluations from features to images.
     """
-
-    cases: tuple[tuple[str, str], ...] = (
-        ("all layers", "hybrid"),
-        ("dense head", "features"),
-        ("pooled head", "features"),
-        ("cnn 10", "exact"),
-        ("cnn 10", "hybrid"),
-        ("cnn 10", "replay"),
-        ("cnn 50", "exact"),
-        ("cnn 50", "hybrid"),
-        ("cnn 50", "replay"),
-    )
-    widths: tuple[int, ...] = (16, 32, 64)  # of the residual network's blocks
-    known: int = 6  # classes it is pretrained on; the others are fine-tuned on
-    epochs: int = 6
-    hidden: int = 256  # width of the new dense layers
-    per_class: int = 2  # images fine-tuned on
-    rate: float = 0.01
-    tuning: int = 100  # steps of fine-tuning
-    cnn: str = "c16k3s2p1-256-10"
-    cnn_records: int = 8
-    cnn_rate: float = 0.001
-    steps: int = 600  # of the hybrid descent
-    inversion: int = 500  # evaluations from features to images
-    repeats: int = 1
-    data: tuple[str, ...] = ("cifar10", "mnist")  # of the residual network, of the other
-
-
-QUICK_TUNING = FineTuning(
-    cases=(("all layers", "hybrid"), ("dense head", "features"), ("cnn 10", "exact")),
-    widths=(8, 16), epochs=2, hidden=128, per_class=1, tuning=50,
-    cnn="c8k3s2p1-256-10", cnn_records=4, steps=150, inversion=200, data=("mnist",),
-)  # fmt: skip
-
-
-def tuning_cells(settings: FineTuning, seed: int) -> list[Row]:
-    return [
-        {"case": case, "attack": attack, "seed": seed + k}
-        | {"data": settings.data[-1 if case.startswith("cnn") else 0]}
-        for case, attack in settings.cases
-        for k in range(settings.repeats)
-    ]
-
-
-def measure_tuning(settings: FineTuning, cell: Row, data: Mapping[str, Examples]) -> list[Row]:
-    scene = scene_of(settings, cell, data[cell["data"]])
-    begun = time.process_time()
-    found = attack(settings, scene, cell["attack"], cell["seed"])
-    seconds = time.process_time() - begun
-    return [cell | scored(scene, found) | {"cpu_seconds": round(seconds, 3)}]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Scene:
-    """A fine-tuned target, what it was tuned on, and images of the same classes that it was not.
-
-    backbone: the frozen layers before those that were trained, None where all were. recipe: how.
-    """
-
-    target: Target
-    truth: Examples
-    holdout: Examples
-    backbone: nn.Module | None
-    recipe: GradientDescent
-    loss: float
-
-
-def scene_of(settings: FineTuning, cell: Row, examples: Examples) -> Scene:
-    if cell["case"].startswith("cnn"):
-        return small_cnn(settings, examples, int(cell["case"].split()[1]), cell["seed"])
-    return tuned(settings, examples, cell["case"], cell["seed"])
+    if case.startswith("cnn"):
+        scene = small_cnn(examples, cnn, records, cnn_rate, int(case.split()[1]), seed)
+    else:
+        model, scaling = pretrained(examples, widths, known, epochs)
+        recipe = GradientDescent(lr=rate, steps=tuning)
+        scene = tuned(model, scaling, examples, case, known, width, per_class, recipe, seed)
+    return [scored(scene, *attack_on(scene, attack, steps, inversion, seed))]
 
 
 # targets
@@ -129,19 +67,19 @@ def pretrained(
     examples: Examples, widths: tuple[int, ...], known: int, epochs: int, seed: int = 0
 ) -> tuple[nn.Sequential, Scaling]:
     """A residual network trained on the first `known` classes, and how it takes its inputs."""
-    rows = (examples.labels < known).nonzero().flatten()
-    inputs, labels = examples.inputs[rows], examples.labels[rows]
+    mine = of_classes(examples, known)
+    inputs, labels = mine.inputs, mine.labels
     mean = inputs.mean((0, 2, 3), keepdim=True)[0]
     scaling = Scaling(mean=mean, std=inputs.std().reshape(()))
     model = residual(examples.shape, widths, (known,), generator=generator_for(seed, "weights"))
     model.train()
     rule = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     generator, size = generator_for(seed, "pretraining"), 64
-    total = epochs * math.ceil(len(rows) / size)
+    total = epochs * math.ceil(len(mine) / size)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(rule, total)
     with task("pretraining", total) as step:
         for _ in range(epochs):
-            for batch in torch.randperm(len(rows), generator=generator).split(size):
+            for batch in torch.randperm(len(mine), generator=generator).split(size):
                 loss = F.cross_entropy(model(scaling.to_model(inputs[batch])), labels[batch])
                 rule.zero_grad()
                 loss.backward()
@@ -151,108 +89,76 @@ def pretrained(
     return model.eval(), scaling
 
 
-def tuned(settings: FineTuning, examples: Examples, case: str, seed: int) -> Scene:
-    """The pretrained network with a new output, or new dense layers, tuned on the other classes."""
-    model, scaling = copy.deepcopy(
-        pretrained(examples, settings.widths, settings.known, settings.epochs)
-    )
-    new = examples.take((examples.labels >= settings.known).nonzero().flatten())
-    new = replace(new, labels=new.labels - settings.known)
-    count = settings.per_class * new.classes
+def tuned(
+    model: nn.Sequential, scaling: Scaling, examples: Examples, case: str, known: int, width: int,
+    per_class: int, recipe: GradientDescent, seed: int,
+) -> Scene:  # fmt: skip
+    """The pretrained network with a new output, or new dense layers, tuned on the other classes.
+
+    Its model is a pair: the body, frozen unless all layers are tuned, and what follows.
+    """
+    new = examples.take((examples.labels >= known).nonzero().flatten())
+    new = replace(new, labels=new.labels - known)
+    count = per_class * new.classes
     sides = split(new, train=count, public=None, holdout=count, seed=seed)
-    blocks = list(model)[: -3 if case == "dense head" else -1]  # pooling, Flatten, output
+    blocks = list(copy.deepcopy(model))[: -3 if case == "dense head" else -1]
     body = nn.Sequential(*blocks, *([nn.Flatten()] if case == "dense head" else []))
     with torch.no_grad():
         wide = body(scaling.to_model(new.inputs[:1])).shape[1]
-    hidden = "" if case == "all layers" else f"{settings.hidden}-"
-    text, generator = f"mlp:{wide}-{hidden}{new.classes}", generator_for(seed, "weights")
-    head = build(text, generator=generator)
+    between = "" if case == "all layers" else f"{width}-"
+    text = f"mlp:{wide}-{between}{new.classes}"
+    head = build(text, generator=generator_for(seed, "weights"))
     assert isinstance(head, nn.Sequential)
-    head = head[1:]  # the body ends with its Flatten
     if case != "all layers":
         body.requires_grad_(False)
-    whole = freeze_norms(nn.Sequential(body, head))
-    backbone = None if case == "all layers" else body
-    recipe = GradientDescent(lr=settings.rate, steps=settings.tuning)
-    return finish(whole, sides.train, sides.holdout, scaling, recipe, backbone, seed)
+    whole = freeze_norms(nn.Sequential(body, head[1:]))  # the body ends with its Flatten
+    return _finish(whole, sides, scaling, recipe, seed=seed)
 
 
-def small_cnn(settings: FineTuning, examples: Examples, steps: int, seed: int) -> Scene:
+def small_cnn(
+    examples: Examples, text: str, records: int, rate: float, steps: int, seed: int
+) -> Scene:
     """A convolutional network after a few steps from known weights."""
-    n = settings.cnn_records
-    sides = split(examples, train=n, public=None, holdout=n, seed=seed)
+    sides = split(examples, train=records, public=None, holdout=records, seed=seed)
     shape = "x".join(map(str, examples.shape))
-    model = build(f"cnn:{shape}-{settings.cnn}", generator=generator_for(seed, "weights"))
-    recipe = GradientDescent(lr=settings.cnn_rate, momentum=0.9, steps=steps)
+    model = build(f"cnn:{shape}-{text}", generator=generator_for(seed, "weights"))
+    recipe = GradientDescent(lr=rate, momentum=0.9, steps=steps)
     scaling = Scaling(mean=sides.public.inputs.mean(0))
-    return finish(model, sides.train, sides.holdout, scaling, recipe, None, seed)
+    return _finish(model, sides, scaling, recipe, seed=seed)
 
 
-def finish(
-    model: nn.Module, truth: Examples, holdout: Examples, scaling: Scaling,
-    recipe: GradientDescent, backbone: nn.Module | None, seed: int,
-) -> Scene:  # fmt: skip
-    """Train in float64 and release both checkpoints in float32."""
-    generator = generator_for(seed, "batches")
-    trained = train(model, truth, recipe, scaling=scaling, generator=generator, dtype=torch.float64)
-    initial = {name: value.float() for name, value in trained.initial.items()}
-    target = Target(
-        model=trained.model.float(),
-        input_shape=truth.shape,
-        scaling=scaling,
-        knowledge=Knowledge(initial=initial, records=len(truth)),
-    )
-    return Scene(
-        target=target, truth=truth, holdout=holdout, backbone=backbone, recipe=recipe,
-        loss=float(trained.ledger["loss"]),
-    )  # fmt: skip
+_finish = partial(train_scene, tell=("initial", "records"), dtype=torch.float64)
 
 
 # attacks
 
 
-def attack(settings: FineTuning, scene: Scene, name: str, seed: int) -> Candidates:
-    generator, target = generator_for(seed, "attack"), scene.target
-    if name == "hybrid":
-        return hybrid(target, settings.steps, generator)
-    if name == "features":
-        assert scene.backbone is not None
-        return through_features(target, scene.backbone, settings.inversion, generator)
-    if name == "exact":
-        return NTK(preset="exact")(target, generator=generator)
+def attack_on(
+    scene: Scene, name: str, steps: int, inversion: int, seed: int
+) -> tuple[Candidates, float]:
+    """What the attack of that name finds, and its CPU seconds."""
+    target, ways = scene.target, dict[str, Attack]()
+    ways["hybrid"] = partial(by_descent, settings=replace(SCALED, features="hybrid", steps=steps))
+    ways["features"] = partial(through_features, evaluations=inversion)
+    ways["exact"], ways["replay"] = NTK(preset="exact"), NTK()
+    if name not in ways:
+        raise InputError(expected("attack", " or ".join(ways), repr(name)))
     if name == "replay":
-        told = replace(target.knowledge, recipe=scene.recipe, labels=scene.truth.labels)
+        recipe = recipe_from(scene.training["recipe"])
+        told = replace(target.knowledge, recipe=recipe, labels=scene.truth.labels)
         target = replace(target, knowledge=told)
-        return NTK()(target, generator=generator)
-    raise InputError(expected("attack", "hybrid, features, exact or replay", repr(name)))
+    return attack(ways[name], target, seed)
 
 
-def hybrid(target: Target, steps: int, generator: torch.Generator) -> Candidates:
-    """The paper's objective on all that moved, features at both ends."""
-    assert target.knowledge.records is not None
-    found = descend(
-        target.model, weight_difference(target), replace(SCALED, features="hybrid", steps=steps),
-        shape=target.input_shape, records=target.knowledge.records, generator=generator,
-    )  # fmt: skip
-    return Candidates(
-        inputs=target.scaling.to_data(found.inputs),
-        confidence=torch.zeros(len(found.inputs)),
-        status=Status.INCONCLUSIVE,
-        reason="the paper's descent has no certificate",
-        figures={"loss": found.loss},
-    )
-
-
-def through_features(
-    target: Target, backbone: nn.Module, evaluations: int, generator: torch.Generator
-) -> Candidates:
+def through_features(target: Target, *, evaluations: int, generator: torch.Generator) -> Candidates:
     """Exact features of the records from the change of the dense layers after a frozen backbone,
     then images that have them. The certificate is of the features, not of the pixels."""
+    assert isinstance(target.model, nn.Sequential)
     found = NTK(preset="exact")(head_target(target), generator=generator)
     if not len(found):
         return replace(found, inputs=torch.zeros(0, *target.input_shape))
     images, misfit = invert_by_descent(
-        backbone, found.inputs, FeatureInversion(evaluations=evaluations),
+        target.model[0], found.inputs, FeatureInversion(evaluations=evaluations),
         shape=target.input_shape, generator=generator, bounds=model_box(target),
     )  # fmt: skip
     exact = int(found.figures.get("certified") or 0)
@@ -280,48 +186,68 @@ def head_target(target: Target) -> Target:
 # scores
 
 
-def scored(scene: Scene, found: Candidates) -> Row:
+def scored(scene: Scene, found: Candidates, seconds: float) -> Row:
     """Squared L2 and centred correlation, beside as many held-out images scored alike."""
-    here = score(scene.truth, found.inputs)
-    null = score(scene.truth, scene.holdout.inputs)
-    mine, theirs = summarise(here), summarise(null)
-    return {
+    row: Row = {
         "records": len(scene.truth),
         "counted": found.figures.get("counted"),
         "certified": found.figures.get("certified"),
         "features": found.figures.get("features"),  # certified, where images are made of them
         "misfit": found.figures.get("misfit"),
         "status": str(found.status),
-        "recovered": mine["recovered"],
-        "mean_error": mine["curve_mean"],
-        "correlation": middle(here.correlation),
-        "null_recovered": theirs["recovered"],
-        "null_error": theirs["curve_mean"],
-        "null_correlation": middle(null.correlation),
-        "training_loss": scene.loss,
+        "training_loss": float(scene.training["loss"]),
         "reason": found.reason,
+        "cpu_seconds": seconds,
     }
+    for prefix, inputs in (("", found.inputs), ("null_", scene.holdout.inputs)):
+        each = score(scene.truth, inputs)
+        whole, known = summarise(each), each.correlation[~each.correlation.isnan()]
+        row[f"{prefix}recovered"] = whole["recovered"]
+        row["null_error" if prefix else "mean_error"] = whole["curve_mean"]
+        row[f"{prefix}correlation"] = float(known.median()) if len(known) else None
+    return row
 
 
-def middle(values: Tensor) -> float | None:
-    known = values[~values.isnan()]
-    return float(known.median()) if len(known) else None
+LINES = {"correlation": "found", "null_correlation": "held-out images"}
+RESIDUAL, CNN = "cifar10", "mnist"  # data of the two networks
 
-
-def plot_tuning(rows: Sequence[Row]) -> tuple[Panel, ...]:
-    shown = [
-        {"case": row["case"], "place": f"{row['case']}, {row['attack']}"}
-        | {"line": line, "height": row[key]}
+STUDY = Study(
+    title="A few images fine-tuned on, or a few steps: what comes back",
+    measure=measure_tuning,
+    settings={
+        "case attack data": [
+            ("all layers", "hybrid", RESIDUAL),
+            ("dense head", "features", RESIDUAL),
+            ("pooled head", "features", RESIDUAL),
+            *((case, how, CNN) for case in ("cnn 10", "cnn 50")
+              for how in ("exact", "hybrid", "replay")),
+        ],
+        "widths": (16, 32, 64), "known": 6, "epochs": 6, "width": 256, "per_class": 2,
+        "rate": 0.01, "tuning": 100, "cnn": "c16k3s2p1-256-10", "records": 8, "cnn_rate": 0.001,
+        "steps": 600, "inversion": 500,
+    },
+    quick={
+        "case attack data": [
+            ("all layers", "hybrid", CNN), ("dense head", "features", CNN), ("cnn 10", "exact", CNN)
+        ],
+        "widths": (8, 16), "epochs": 2, "width": 128, "per_class": 1, "tuning": 50,
+        "cnn": "c8k3s2p1-256-10", "records": 4, "steps": 150, "inversion": 200,
+    },
+    columns=(
+        "case", "attack", "records", "recovered", "null_recovered", "correlation",
+        "null_correlation", "mean_error", "null_error", "features", "certified", "status",
+        "cpu_seconds",
+    ),
+    figures=(
+        Figure(
+            x="place", lines=LINES, across="what was trained, and the attack",
+            up="median centred correlation", panel="{network}", log_y=False,
+        ),
+    ),
+    condense=lambda rows: [
+        row
+        | {"place": f"{row['case']}, {row['attack']}"}
+        | {"network": "cnn" if row["case"].startswith("cnn") else "residual network"}
         for row in rows
-        for line, key in (("found", "correlation"), ("held-out images", "null_correlation"))
-    ]
-    return line_panels(
-        shown,
-        panel=lambda row: "cnn" if row["case"].startswith("cnn") else "residual network",
-        line="line",
-        x="place",
-        y="height",
-        across="what was trained, and the attack",
-        up="median centred correlation",
-        log_y=False,
-    )
+    ],
+)  # fmt: skip

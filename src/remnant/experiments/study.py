@@ -1,0 +1,240 @@
+"""A study as data: a grid of targets and attacks beside a paper's figure; one engine runs them all.
+
+A `Study` says what is varied, which function measures one cell of the grid, and how the rows are
+shown. Everything else (flags, resuming, workers, table, picture) is the same for every study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from remnant.data import BUNDLED, load
+from remnant.errors import DataError, InputError, expected
+from remnant.progress import task
+from remnant.report.lines import Panel, draw_lines, line_panels
+from remnant.store import (
+    Run,
+    finish,
+    forget_states,
+    hash_tensors,
+    keeping_states,
+    write_bytes,
+    write_text,
+)
+from remnant.sweep.executors import run_tasks
+from remnant.sweep.grid import expand
+from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
+from remnant.types import Examples
+
+Rows = list[Row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Panels of lines over `x`, medians over rows of equal x.
+
+    lines: the columns that are drawn, each with the name of its line. Names and `panel` are
+    templates that a row fills in (`"width {width}"`). only: rows without these values, or without
+    the column, are not drawn. across: the label below, by the panel's title where it is a mapping.
+    rank: a column whose rank correlation with those drawn is told below.
+    """
+
+    x: str
+    lines: Mapping[str, str]
+    across: str | Mapping[str, str]
+    up: str
+    panel: str
+    only: Mapping[str, Any] | None = None
+    log_x: bool = True
+    log_y: bool = True
+    rank: str = ""
+
+    def panels(self, rows: Sequence[Row]) -> tuple[Panel, ...]:
+        wanted = (self.only or {}).items()
+        mine = [row for row in rows if all(row.get(k) == v for k, v in wanted)]
+        points = [
+            {"panel": self.panel.format(**row), "line": name.format(**row)}
+            | {"x": row[self.x], "y": row[column]}
+            for column, name in self.lines.items()
+            for row in mine
+            if column in row and self.x in row
+        ]
+        across = self.across
+        for column in self.lines if self.rank else ():
+            told = rank_correlation(mine, self.rank, column)
+            across = f"{across}\nrank correlation with {column.replace('_', ' ')} {told}"
+        return line_panels(
+            points,
+            panel="panel",
+            line="line",
+            x="x",
+            y="y",
+            across=across if isinstance(across, str) else across.__getitem__,
+            up=self.up,
+            log_x=self.log_x,
+            log_y=self.log_y,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is varied, how a cell of it is measured, and how the rows are shown.
+
+    settings: arguments of `measure` by name. A list is varied; a name of several words holds
+    tuples, a value for each word, that are varied together. `data` names datasets; the seed is
+    varied last, over `seeds` seeds. quick: what is unlike that in a grid of about a minute, of one
+    seed. measure: called with the records (where there is `data`) and the settings of one cell;
+    returns rows, to which the engine adds those settings. columns: those of a row that are
+    printed. condense: rows as they are drawn, where that is not as they were measured.
+    """
+
+    title: str
+    measure: Callable[..., Rows]
+    settings: Mapping[str, Any]
+    quick: Mapping[str, Any]
+    columns: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    seeds: int = 1
+    condense: Callable[[Rows], Rows] = list
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What a user asks to be unlike a study's declaration. None: as declared."""
+
+    quick: bool = False
+    data: tuple[str, ...] | None = None
+    records: tuple[int, ...] | None = None
+    width: tuple[int, ...] | None = None
+    seeds: int | None = None
+
+
+def adjusted(study: Study, flags: Flags, seed: int) -> Row:
+    """The study's settings under the flags: lists are varied, the seed last of all."""
+    values = dict(study.settings) | (dict(study.quick) if flags.quick else {})
+    for name in ("data", "records", "width"):
+        asked = getattr(flags, name)
+        if asked is None:
+            continue
+        key = next((key for key in values if name in key.split()), None)
+        if key is None:
+            raise InputError(expected(f"--{name}", "none: this study has no such setting", asked))
+        if any(isinstance(one, int) and one < 1 for one in asked):
+            raise InputError(expected(f"--{name}", "1 or more", min(asked)))
+        values[key] = _replaced(values[key], key.split(), name, asked)
+    usual = 1 if flags.quick else study.seeds
+    seeds = usual if flags.seeds is None else flags.seeds
+    if seeds < 1:
+        raise InputError(expected("--seeds", "1 or more", seeds))
+    return values | {"seed": [seed + k for k in range(seeds)]}
+
+
+def _replaced(old: Any, words: list[str], name: str, asked: Sequence[Any]) -> Any:
+    """A setting with other values of one of its words, each combination once."""
+    if len(words) == 1:
+        return list(asked) if len(asked) > 1 else asked[0]
+    at = words.index(name)
+    return list(dict.fromkeys((*one[:at], new, *one[at + 1 :]) for new in asked for one in old))
+
+
+def cells(values: Mapping[str, Any]) -> list[tuple[Row, Row]]:
+    """For every cell of the grid what is varied, and all arguments of its measure."""
+    found = []
+    for point, whole in expand(values):
+        varied: Row = {}
+        for key, value in point.items():
+            words = key.split()
+            varied |= {key: value} if len(words) == 1 else dict(zip(words, value, strict=True))
+        found.append((varied, {k: v for k, v in whole.items() if k not in point} | varied))
+    return found
+
+
+def study_data(
+    values: Mapping[str, Any], data_dir: Path | None
+) -> tuple[dict[str, Examples], tuple[str, ...]]:
+    """The datasets of a study, and the names of those that are neither bundled nor found."""
+    names = dict.fromkeys(asked["data"] for _, asked in cells(values) if "data" in asked)
+    data, missing = {}, []
+    with task("reading data"):
+        for name in names:
+            try:
+                data[name] = load(name, data_dir=data_dir)
+            except DataError:
+                if name in BUNDLED or len(names) == 1:
+                    raise
+                missing.append(name)
+    return data, tuple(missing)
+
+
+def study_spec(name: str, values: Mapping[str, Any], data: Mapping[str, Examples]) -> Row:
+    """All that decides the rows. A dataset that is not there is no part of it."""
+    hashes = {key: hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
+    return {"verb": f"study-{name}", "settings": dict(values), "data_hashes": hashes}
+
+
+def run_study(
+    study: Study,
+    values: Mapping[str, Any],
+    data: Mapping[str, Examples],
+    run: Run,
+    *,
+    on: str = "jobs:1",
+) -> Rows:
+    """Measure every cell that the run does not hold yet; writes rows, table, figure, run.json.
+
+    values: `adjusted` settings. on: where cells are measured (`remnant.sweep.executors`). Returns
+    the rows in the order of the cells.
+    """
+    grid = [(v, asked) for v, asked in cells(values) if asked.get("data") in (None, *data)]
+    held = read_rows(run)
+    todo = [(varied, asked) for varied, asked in grid if not _of(varied, held)]
+    shared, specs = (study.measure, data), [asked for _, asked in todo]
+    with task("cells", len(grid)) as step, keeping_states(run):
+        step(len(grid) - len(todo))
+        for at, mine in run_tasks(_measure, specs, on=on, shared=shared):
+            held += mine
+            write_rows(run, held)
+            forget_states(run)
+            step(note=" ".join(map(str, todo[at][0].values())))
+    rows = [row for varied, _ in grid for row in _of(varied, held)]
+    write_rows(run, rows)
+    write_text(run, TABLE_FILE, as_csv(rows))
+    drawn = study.condense(rows)
+    panels = [panel for figure in study.figures for panel in figure.panels(drawn)]
+    write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
+    total = sum(row["cpu_seconds"] for row in rows)
+    finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
+    return rows
+
+
+def _of(varied: Row, rows: Sequence[Row]) -> Rows:
+    return [row for row in rows if all(row.get(k) == v for k, v in varied.items())]
+
+
+def _measure(asked: Mapping[str, Any], shared: tuple[Callable[..., Rows], Any]) -> Rows:
+    """One cell; in a worker or here. Rows say all settings that are single values."""
+    measure, data = shared
+    about = {k: v for k, v in asked.items() if isinstance(v, str | int | float)}
+    rest = {key: value for key, value in asked.items() if key != "data"}
+    rows = measure(data[asked["data"]], **rest) if "data" in asked else measure(**rest)
+    return [about | row for row in rows]
+
+
+def shown_columns(study: Study, values: Mapping[str, Any]) -> list[str]:
+    """The study's columns, and whatever else the flags made it vary."""
+    varied = cells(values)[0][0]
+    extra = [name for name in varied if name not in (*study.columns, "seed")]
+    return [*extra, *study.columns]
+
+
+def rank_correlation(rows: Sequence[Row], x: str, y: str) -> str:
+    """Spearman's in words, over rows that have both; unknown where fewer than three do."""
+    pairs = [(row[x], row[y]) for row in rows if None not in (row.get(x), row.get(y))]
+    if len(pairs) < 3 or any(len(set(side)) < 2 for side in zip(*pairs, strict=True)):
+        return "unknown"
+    return f"{spearmanr(*zip(*pairs, strict=True)).statistic:.2f} over {len(pairs)}"
