@@ -121,16 +121,23 @@ def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) ->
     Ends at a misfit below the tolerance, or (noise) when two attempts come to the same lowest one.
     """
     lowest: list[Point] = []
+    tried = 0
     with task("solving in the span", settings.attempts) as step:
         for attempt in range(settings.attempts):
-            start = propose(eq, generator, fraction=0.8 if attempt else 1.0)
-            end = levenberg_marquardt(eq, start, settings.iterations, settings.rounding)
+            end: Point | None = None
+            for start in propose(eq, settings, generator, fraction=0.8 if attempt else 1.0):
+                tried += 1
+                other = levenberg_marquardt(eq, start, settings.iterations, settings.rounding)
+                end = other if end is None or other.cost < end.cost else end
+                if end.cost < settings.tolerance**2:
+                    break
+            assert end is not None, "there is always a start"
             again = any(abs(end.cost - p.cost) < 1e-6 * p.cost for p in lowest)
             lowest.append(end)
             step(note=f"misfit {end.cost**0.5:.1e}")
             if again or end.cost < settings.tolerance**2:
                 break
-    return min(lowest, key=lambda p: p.cost), len(lowest)
+    return min(lowest, key=lambda p: p.cost), tried
 
 
 def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,8 +152,10 @@ def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
     return centred @ white, white
 
 
-def propose(eq: Equations, generator: torch.Generator, *, fraction: float) -> Point:
-    """A start: components of the moments, at the scale that fits the equations best.
+def propose(
+    eq: Equations, settings: SpanSettings, generator: torch.Generator, *, fraction: float = 1.0
+) -> list[Point]:
+    """Two starts, the likelier first: components of the moments at several scales.
 
     fraction: of the neurons that the moments are taken over. Another sample is another chance.
     """
@@ -170,8 +179,8 @@ def propose(eq: Equations, generator: torch.Generator, *, fraction: float) -> Po
         ones = u @ eq.last
         options.append(u / torch.where(ones.abs() < 1e-6, 1e-6, ones)[:, None])
     points = [evaluate(eq, c, best_residuals(eq, c)) for c in options]
-    best = min(points, key=lambda p: p.cost)
-    return turned(eq, best) if blurred else best
+    points = sorted(points, key=lambda p: p.cost)[:2]
+    return [turned(eq, p) for p in points] if blurred else points
 
 
 def turned(eq: Equations, at: Point) -> Point:
