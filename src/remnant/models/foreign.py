@@ -31,7 +31,7 @@ def guarded(doing: str) -> Iterator[None]:
     except BaseException as error:
         where = _where(error)
         place = f" ({where})" if where else ""
-        raise InputError(f"{doing}{place}: {_brief(error)}") from error
+        raise InputError(f"{doing}: {_brief(error)}{place}") from error
 
 
 def blamed(error: BaseException) -> InputError | None:
