@@ -11,9 +11,9 @@ from remnant.cli import parser
 
 HEAD = """# Verbs and settings
 
-Made from the code by `python docs/reference.py`. `remnant VERB --help` says all flags of a verb, with their defaults;
-flags of `audit` are fields of `audit.yaml` too, and settings of an attack are its fields in Python and stand under
-`settings: {attack: {...}}` in a file.
+Made from the code by `python docs/reference.py`. `remnant VERB --help` has all flags of a verb and
+their defaults. Flags of `audit` are fields of `audit.yaml` too; settings of an attack are its fields
+in Python and stand under `settings: {attack: {...}}` in a file.
 """
 
 
