@@ -12,8 +12,8 @@ from remnant.cli import parser
 HEAD = """# Verbs and settings
 
 Made from the code by `python docs/reference.py`. `remnant VERB --help` has all flags of a verb and
-their defaults. Flags of `audit` are fields of `audit.yaml` too; settings of an attack are its fields
-in Python and stand under `settings: {attack: {...}}` in a file.
+their defaults. Flags of `audit` are fields of `audit.yaml` too; settings of an attack are fields
+in Python too, and stand under `settings: {attack: {...}}` in a file.
 """
 
 
