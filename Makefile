@@ -2,6 +2,7 @@
 # make test   lint, types and tests
 # make truth  audits of 25 targets whose truth is known; fails on a wrong verdict
 # make malformed  over 1,000 malformed inputs: one line each, soon, nothing left behind
+# make docs   links and the page made from code are checked, then the site is built in build/site
 # make bench  fast paths beside the obvious way, in one run
 # Each makes .venv and installs what it needs first.
 
@@ -9,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test truth malformed bench clean
+.PHONY: demo test truth malformed docs bench clean
 
 demo: .venv/installed
 	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
@@ -30,6 +31,11 @@ malformed: .venv/installed-dev
 	@echo "== malformed: generated files, specs, flags, sweeps, run files and modules (seed $(SEED))"
 	$(BIN)/python tests/malformed_run.py --seed $(SEED)
 
+docs: .venv/installed-docs
+	@echo "== docs: links, the reference, the site in build/site"
+	$(BIN)/python docs/check.py
+	$(BIN)/mkdocs build --quiet
+
 bench: .venv/installed
 	@echo "== bench: Gram matrix, layerwise against stacked per-sample gradients"
 	$(BIN)/python benchmarks/gram.py
@@ -49,6 +55,11 @@ bench: .venv/installed
 .venv/installed-dev: .venv/python pyproject.toml
 	@echo "== installing remnant with its test tools (a few minutes the first time)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ .venv/installed
+
+.venv/installed-docs: .venv/python pyproject.toml
+	@echo "== installing remnant with what builds its docs"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@ .venv/installed
 
 clean:

@@ -164,7 +164,7 @@ class KKT:
         return conclude(target, layers, spectrum, state, duals, *found)
 
     def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
-        """Weights that did well on other draws than those reported (docs/final-weights.md)."""
+        """Weights that did well on other draws than those reported (docs/research/kkt.md)."""
         weight, whiten, conv = 1.0, 0.5, layers[0].conv
         if duals.objective == "free":
             weight, whiten = 3.0, 0.0

@@ -16,7 +16,7 @@ class Tolerances:
     # what is no record; fewer lose records.
     spare_rank: float = 1.25
     # Imbalance above which a model is not near a stationary point under weight decay. Starts agree
-    # there as well, on what is no record (docs/final-weights.md).
+    # there as well, on what is no record (docs/research/kkt.md).
     unbalanced: float = 0.01
     # Where duals begin, above their least. Larger ones begin with a worse misfit.
     first_dual: float = 0.05

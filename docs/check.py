@@ -1,0 +1,54 @@
+"""Check the docs without network: relative links and their anchors, and the page made from code.
+
+python docs/check.py: one line for each fault, exit code 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from reference import page
+
+DOCS = Path(__file__).resolve().parent
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MOST_WORDS = 12_000  # of all user pages; research pages are not counted
+
+
+def anchors(text: str) -> set[str]:
+    """What `#...` may name in a page: its headings, in the form that GitHub gives them."""
+    headings = [line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+def broken_links(path: Path) -> list[str]:
+    """Relative links of a page that lead to no file, or to no heading of one."""
+    faults = []
+    for link in LINK.findall(path.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        there = path.parent / name if name else path
+        if not there.exists():
+            faults.append(f"{path.relative_to(DOCS.parent)}: no file {link}")
+        elif anchor and anchor not in anchors(there.read_text()):
+            faults.append(f"{path.relative_to(DOCS.parent)}: no heading {link}")
+    return faults
+
+
+def main() -> int:
+    """Print what is wrong; how many words user pages have is said either way."""
+    pages = [*DOCS.parent.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
+    faults = [fault for path in pages for fault in broken_links(path)]
+    if (DOCS / "reference.md").read_text() != page():
+        faults.append("docs/reference.md: not what the code says; run python docs/reference.py")
+    words = sum(len(path.read_text().split()) for path in DOCS.glob("*.md"))
+    if words >= MOST_WORDS:
+        faults.append(f"docs: expected fewer than {MOST_WORDS} words of user pages, got {words}")
+    print(*faults, f"{len(pages)} pages, {words} words for users", sep="\n")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
