@@ -252,6 +252,36 @@ def test_a_wrong_record_among_right_ones_is_noticed(monkeypatch):
     assert got.reason.startswith("20 candidates, which do not give back the gradient")
 
 
+@pytest.mark.parametrize(
+    ("activation", "away", "told"),
+    [
+        (nn.ReLU(), 3e-6, False),
+        (nn.ReLU(), 3e-5, True),
+        (nn.LeakyReLU(0.1), 3e-6, False),
+        (nn.LeakyReLU(0.1), 3e-5, True),
+        (nn.Tanh(), 3e-6, True),
+    ],
+)
+def test_only_a_kink_within_rounding_is_forgiven(activation, away, told):
+    """One neuron learned of one record as if it were on the kink's other side."""
+    x, held = leaked(10, (64, 64), activation)
+    records = nn.functional.pad(x, (0, 1), value=1.0)
+    first, gradient = held["first"].clone(), held["first_gradient"].clone()
+    t = records @ first.T
+    neuron, record = 5, 2
+    spread = t[record].square().mean().sqrt()
+    first[neuron, -1] -= t[record, neuron] + away * spread  # now just below the kink
+    rest = (first, gradient, held["next_weight"], held["next_gradient"], activation)
+    again = resimulate(records, *rest)
+    own = again.duals.T @ records
+    with_one = own.clone()
+    with_one[neuron] += again.signals[record] @ held["next_weight"][:, neuron] * records[record]
+    missed = resimulate(records, first, with_one, *rest[2:])
+    assert resimulate(records, first, own, *rest[2:]).first < 1e-12
+    assert (missed.first > 1e-3) is told
+    assert missed.first < 1e-12 or told
+
+
 def test_a_wrong_count_is_never_called_complete():
     _, held = leaked(10, (64, 64), nn.ReLU())
     for count in (9, 11):
