@@ -24,13 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "mutants.md"
 LEAST = 0.9  # share of the changes that tests must notice
-EACH = 40  # changes of a module at the most, drawn with a fixed seed
+EACH = 16  # changes of a module at the most, drawn with a fixed seed
 LIMIT = 60  # seconds; a change that makes its tests run longer is noticed
 
 TESTS: dict[str, str] = {
     "auditing/verdict": "test_auditing_verdict.py -k not(known|mean|constant|promise|holdout|span)",
     "scoring/claims": "test_scoring_claims.py",
-    "scoring/ranks": "test_scoring_ranks.py",
+    "scoring/ranks": "test_scoring_ranks.py -k not(seldom)",
     "solvers/difference/certificate": "test_difference_certificate.py test_difference_second.py",
     "solvers/batch/resimulate": "test_solvers_one_gradient.py -k kink|resimul|wrong_record",
     "solvers/batch/errors": "test_batch_errors.py",
@@ -147,9 +147,10 @@ def mutants_of(module: str, each: int) -> list[Mutant]:
     """At most `each` changes of a module, in the order of its lines."""
     text = (ROOT / "src" / "remnant" / f"{module}.py").read_text()
     count = len(list(sites(ast.parse(text))))
-    chosen = sorted(random.Random(0).sample(range(count), min(each, count)))
+    order = list(range(count))
+    random.Random(0).shuffle(order)
     found = []
-    for number in chosen:
+    for number in sorted(order[:each]):
         tree = ast.parse(text)
         where, node, way = list(sites(tree))[number]
         new = changed(node, way)
