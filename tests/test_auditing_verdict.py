@@ -10,7 +10,7 @@ from torch import nn
 
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.run import run_audit
-from remnant.auditing.verdict import exposed_records, judge, overall
+from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall, proof_of
 from remnant.bounds import Ledger
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.capturing import capture
@@ -245,6 +245,137 @@ def test_not_exposed_needs_every_attack_to_fail_where_it_could_succeed():
     assert overall([safe], 5)[0] is Verdict.NOT_EXPOSED
     assert overall([safe, unsure], 5)[0] is Verdict.INCONCLUSIVE
     assert overall([attacked(Verdict.NOT_APPLICABLE)], 5)[0] is Verdict.INCONCLUSIVE
+
+
+WORDS = {
+    "certified": (
+        {"certified": 3, "claimed": 3, "chance": 1e-6},
+        "3 of 10 records recovered: certified, and within the stated error of the record itself",
+    ),
+    "some not certified": (
+        {"certified": 1, "claimed": 3, "chance": 1e-6},
+        "3 of 10 records recovered: certified, and within the stated error of the record itself",
+    ),
+    "none certified": (
+        {"certified": 0, "claimed": 3, "chance": 1e-6},
+        "3 of 10 records recovered, to within a thousandth of what records differ by",
+    ),
+    "others too": (
+        {"certified": 5, "claimed": 3, "foreign": 2, "chance": 1e-6, "disguise": "mirrored"},
+        "3 of 10 records recovered: certified, and within the stated error of the record itself, "
+        "mirrored: training saw them so; 2 more were certified that are not among those given",
+    ),
+    "a few tried": (
+        {"certified": 1, "claimed": 1, "chance": 1e-6, "tried": True},
+        "1 of 10 records tried recovered: certified, and within the stated error of the record "
+        "itself",
+    ),
+    "in another order": (
+        {"certified": 4, "foreign": 4, "reordered": 2},
+        "4 records were certified that are not among those given, but 2 have the very numbers of a "
+        "record in another order",
+    ),
+    "leaning": (
+        {"above": 1, "rank_p": 0.03},
+        "candidates lean towards your records (p = 0.03, 1 nearer than any stranger), which "
+        "neither proves nor clears: hold out more records, or give more steps",
+    ),
+    "leaning, unexplained": (
+        {"above": 1, "rank_p": 0.03, "explained": None},
+        "candidates lean towards your records (p = 0.03, 1 nearer than any stranger), but whether "
+        "this attack's assumption holds for the model is not known: seen",
+    ),
+    "trained, not stationary": (
+        {"explained": MEMBERS},
+        "the model was trained on your records, but is at no stationary point, as this attack "
+        "assumes: seen",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_verdict_says_what_was_proved(name):
+    proof, words = WORDS[name]
+    assert judge(proved(**proof), PASSED)[1] == words
+
+
+def test_a_certificate_that_saw_nothing_says_whether_its_control_failed():
+    blind = proved(certified=0)
+    assert judge(blind, FAILED)[1] == "seen; the attack failed on its control too"
+    assert judge(blind, PASSED)[1] == judge(blind, None)[1] == "seen"
+
+
+@pytest.mark.parametrize("strangers", [19, 20])
+def test_twenty_strangers_are_enough(strangers):
+    found = proved(above=4, rank_p=1e-4, strangers=strangers)
+    assert (judge(found, None)[0] is Verdict.EXPOSED) is (strangers == 20)
+
+
+@pytest.mark.parametrize(("p", "wanted"), [(0.06, Verdict.NOT_EXPOSED), (0.04, "inconclusive")])
+def test_chance_below_a_twentieth_clears_nobody(p, wanted):
+    assert judge(proved(rank_p=p), PASSED)[0] == wanted
+
+
+@pytest.mark.parametrize(("chance", "exposed"), [(0.009, True), (0.011, False)])
+def test_a_hundredth_is_proof(chance, exposed):
+    for found in (proved(above=4, rank_p=chance), proved(certified=1, claimed=1, chance=chance)):
+        assert (judge(found, PASSED)[0] is Verdict.EXPOSED) is exposed
+
+
+def test_a_finding_without_a_proof_proves_nothing():
+    empty = dataclasses.replace(proved(), summary={"candidates": 20})
+    none = {"claimed": 0, "certified": 0, "foreign": 0, "chance": 1.0, "above": 0}
+    assert proof_of(empty) == none | {"rank_p": None, "strangers": 0}
+    assert judge(empty, PASSED)[0] is Verdict.INCONCLUSIVE
+
+
+def attacked_by(name, rows, verdict=Verdict.EXPOSED):
+    found = dataclasses.replace(proved(), per_record=rows)
+    return Attacked(
+        attack=name,
+        title=name.upper(),
+        holds="h",
+        settings={},
+        verdict=verdict,
+        reason="r",
+        finding=found,
+    )
+
+
+def near(name, squared, correlation=0.5, claimed=True):
+    more = {"label": 1, "confidence": 1.0, "correlation": correlation}
+    return {"id": name, "claimed": claimed, "squared_l2": squared} | more
+
+
+def test_each_exposed_record_is_listed_under_the_attack_that_comes_nearest():
+    one = attacked_by("one", [near("a", 2.0), near("b", None), near("c", 1.0, 0.9)])
+    two = attacked_by("two", [near("a", 1.0), near("b", 3.0), near("d", 0.1, claimed=False)])
+    safe = attacked_by("safe", [near("e", 0.0)], Verdict.NOT_EXPOSED)
+    listed = exposure_list([one, two, safe])
+    assert [(row["id"], row["attack"]) for row in listed] == [
+        ("c", "one"),
+        ("a", "two"),
+        ("b", "two"),
+    ]
+    assert listed[0].keys() == {"id", "attack", "label", "correlation", "squared_l2", "confidence"}
+    flat = attacked_by("flat", [near("f", 5.0, None), near("g", None, None)])
+    assert [row["id"] for row in exposure_list([flat, one])] == ["c", "a", "b", "f", "g"]
+
+
+def test_the_whole_verdict_names_who_got_how_many_and_what_was_tried():
+    one = attacked_by("one", [near("a", 2.0), near("b", 1.0)])
+    two = attacked_by("two", [near("a", 1.0), near("c", 1.0, claimed=False)])
+    three = attacked_by("three", [near("a", 1.0)])
+    words = "2 of 3 training records come back, from one, two and three."
+    assert overall([one, two, three], 3) == (Verdict.EXPOSED, words)
+    words = "1 of 9 training records come back, from three; only 1 was tried."
+    assert overall([three], 9) == (Verdict.EXPOSED, words)
+    words = "2 of 9 training records come back, from one; only 2 were tried."
+    assert overall([one], 9) == (Verdict.EXPOSED, words)
+    unsure = attacked_by("one", [], Verdict.INCONCLUSIVE)
+    cut = dataclasses.replace(unsure, attack="two", title="TWO", finding=None)
+    words = "Nothing is proved, either way, for: one, two (not finished)."
+    assert overall([unsure, cut], 9) == (Verdict.INCONCLUSIVE, words)
 
 
 def test_a_wrong_mean_is_never_not_exposed():

@@ -7,7 +7,9 @@ import torch
 
 from remnant.errors import InputError
 from remnant.solvers.consensus import (
+    came_back,
     cluster,
+    enough,
     most_starts_first,
     pool,
     pooled,
@@ -156,3 +158,74 @@ def test_a_pooled_candidate_has_the_label_of_most_of_its_members(labels, said):
     runs = [replace(run_of(row), labels=torch.tensor([label])) for label in labels]
     found = pool(runs)
     assert found.labels.tolist() == [said]
+
+
+def test_three_quarters_of_the_starts_are_enough():
+    assert [enough(k) for k in (1, 2, 3, 4, 5, 8)] == [1, 2, 3, 3, 4, 6]
+    said = "came back alike from at least 3 of 4 independent starts"
+    assert [came_back(k, 4) for k in (0, 1, 2)] == [
+        f"no candidate {said}",
+        f"1 candidate {said}",
+        f"2 candidates {said}",
+    ]
+
+
+def turned(cosine, d=6):
+    """Two rows of mean zero with this correlation, one of them brighter and of more contrast."""
+    one = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    other = torch.tensor([0.0, 0.0, 1.0, -1.0, 0.0, 0.0], dtype=torch.float64)
+    return one, 3 * (cosine * one + (1 - cosine**2) ** 0.5 * other) + 40
+
+
+@pytest.mark.parametrize(("cosine", "clusters"), [(0.81, 1), (0.79, 2), (-0.9, 2)])
+def test_candidates_of_a_correlation_of_eight_tenths_are_one(cosine, clusters):
+    one, other = turned(cosine)
+    groups = cluster(torch.stack([one, other])[:, None])
+    assert len(groups) == clusters
+    assert groups.agreement.tolist() == pytest.approx([max(cosine, 0)] * clusters)
+    assert groups.starts.tolist() == [3 - clusters] * clusters
+    wanted = torch.stack([one, other])
+    assert torch.allclose(groups.centres, wanted.mean(0)[None] if clusters == 1 else wanted)
+
+
+def test_agreement_is_the_mean_over_other_starts_of_the_best_correlation():
+    _, starts = noisy_starts(0.5, k=3, m=6)
+    groups = cluster(starts)
+    flat = starts.double().flatten(0, 1)
+    for row, seed in enumerate(groups.seed.tolist()):
+        best = [
+            max(float(torch.corrcoef(torch.stack([flat[seed], rival]))[0, 1]) for rival in start)
+            for k, start in enumerate(starts.double())
+            if k != seed // 6
+        ]
+        assert float(groups.agreement[row]) == pytest.approx(max(0.0, sum(best) / 2))
+
+
+def test_a_start_gives_a_cluster_the_member_that_is_closest_to_its_seed():
+    one, near = turned(0.95)
+    _, nearer = turned(0.99)
+    groups = cluster(torch.stack([torch.stack([one, one]), torch.stack([near, nearer])]))
+    assert groups.starts[0] == 2
+    assert torch.allclose(groups.centres[0], (one + nearer) / 2)
+    assert set(groups.member.flatten().tolist()) == {0}
+
+
+def test_one_number_that_is_none_spoils_its_candidate_alone():
+    truth, starts = noisy_starts(0.1, k=2)
+    broken = starts.clone()
+    broken[0, 0, 3] = torch.nan
+    groups = cluster(broken)
+    assert bool(groups.centres.isfinite().all())
+    assert bool((groups.centres[groups.member[0, 0]] == 0).all())
+    assert int((groups.starts == 2).sum()) >= len(truth) - 1
+
+
+def test_what_more_starts_have_comes_before_what_fewer_agree_on_better():
+    _, starts = noisy_starts(0.3)
+    groups = cluster(starts)
+    ordered = most_starts_first(groups, 4)
+    wanted = (groups.agreement * groups.starts / 4).sort(descending=True, stable=True)
+    assert torch.allclose(ordered.agreement, wanted.values)
+    assert torch.equal(ordered.starts, groups.starts[wanted.indices])
+    assert torch.equal(ordered.centres, groups.centres[wanted.indices])
+    assert torch.equal(wanted.indices[ordered.member], groups.member)

@@ -175,3 +175,21 @@ def test_rows_of_lbfgs_are_independent():
     alone = minimise(bowl, bowl_starts()[1:2], evaluations=60)
     assert together.values.max() < 1e-15
     assert torch.allclose(together.points[1:2], alone.points, atol=1e-12)
+
+
+def test_a_step_that_climbs_is_never_taken():
+    """A valley that bends, in units so small that an absolute slack would let any step pass."""
+
+    def valley(x):
+        a, b = x[:, 0], x[:, 1]
+        across = b - a.square()
+        value = 1e-3 * ((1 - a).square() + 100 * across.square())
+        slope = torch.stack([-2 * (1 - a) - 400 * a * across, 200 * across], dim=1)
+        return value, 1e-3 * slope
+
+    starts = torch.tensor([[-1.2, 1.0], [0.0, 2.0], [2.0, -1.0]], dtype=torch.float64)
+    found = minimise(valley, starts, evaluations=120)
+    trace = torch.stack(found.trace)
+    assert bool((trace.diff(dim=0) <= 0).all())
+    assert float(found.values.max()) < 1e-15
+    assert bool((found.values[None] == trace[-1]).all())

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy.stats import hypergeom, poisson
 
 from remnant.scoring.claims import chance_of_meeting, claim, repeats, rms_distance, ways_of
 
@@ -114,3 +115,105 @@ def test_one_repeated_stranger_does_not_hide_a_record():
     records, strangers = rows(5), rows(60, seed=9)
     strangers[1] = strangers[0]
     assert made(records, records, strangers=strangers).chance < 1e-12
+
+
+def test_chance_is_counted_within_reach_and_falls_below_the_nearest_stranger():
+    """Four numbers: the share of the nearest stranger falls with the distance's fourth power."""
+    strangers = 10 * rows(20, 4)
+    candidate = strangers[:1] + 0.2
+    other = rms_distance(candidate, strangers)[0].sort().values[1]
+
+    def chance(reach):
+        return float(chance_of_meeting(candidate, torch.tensor([reach]).double(), strangers))
+
+    assert chance(0.1) == pytest.approx(0.5**4 / 21)
+    assert chance(0.21) == pytest.approx(2 / 21)
+    assert chance(1.01 * float(other)) == pytest.approx(3 / 21)
+    few = chance_of_meeting(candidate[:, :2], torch.tensor([0.1]).double(), strangers[:, :2])
+    assert float(few) == pytest.approx(0.5**2 / 21)
+    none = chance_of_meeting(candidate, torch.ones(1).double(), strangers[:0])
+    assert none.tolist() == [1.0]
+
+
+def test_chance_is_that_of_as_many_claims_by_strangers():
+    strangers, records = 10 * rows(20, 4), 10 * rows(5, 4, seed=1)
+    candidates = torch.cat([records[:2], strangers[:1] + 0.2])
+    each = chance_of_meeting(candidates, torch.full((3,), 0.1).double(), strangers)
+    claims = made(records, candidates, error=0.05, strangers=strangers)
+    assert claims.by_chance == pytest.approx(5 * float(each.sum()))
+    assert claims.chance == pytest.approx(float(poisson.sf(1, claims.by_chance)))
+    assert claims.distance[:2].tolist() == [0, 0]
+    assert float(claims.distance[2]) == float(rms_distance(records[2:3], candidates).min())
+    mine = made(records, candidates, error=0.05, strangers=strangers, own=True)
+    assert mine.by_chance == pytest.approx(float(each.sum()))
+    # Only certified candidates count, and no more records than there are.
+    claims = made(records, candidates, error=0.05, strangers=strangers, passed=[True, False, False])
+    assert claims.by_chance == pytest.approx(5 * float(each[0]))
+    assert made(records, candidates, error=1e3, strangers=strangers).by_chance == 5
+
+
+def test_claims_of_values_that_repeat_are_weighed_against_strangers_that_coincide():
+    """Nine of ten records and two of forty strangers stand where the candidate does."""
+    records = torch.tensor([[1.0]] * 9 + [[2.0]], dtype=torch.float64)
+    strangers = torch.tensor([[1.0]] * 2 + [[3.0]] * 38, dtype=torch.float64)
+    claims = made(records, torch.tensor([[1.0], [3.0]]), strangers=strangers, passed=[True, False])
+    assert claims.count == 9
+    assert claims.chance == pytest.approx(float(hypergeom.sf(8, 50, 11, 10)))
+
+
+@pytest.mark.parametrize(("off", "claimed"), [(1.9e-3, 1), (2.1e-3, 0)])
+def test_twice_the_stated_error_is_borne(off, claimed):
+    records = rows(3)
+    assert made(records, records[:1] + off, error=1e-3).count == claimed
+
+
+def test_the_nearest_candidate_claims_of_those_that_may():
+    """Not the nearest of all, which states a smaller error than it has."""
+    record = rows(1)
+    candidates = torch.cat([record + 2e-3, record + 1e-3, record + 3e-3])
+    claims = claim(
+        record,
+        candidates,
+        passed=torch.ones(3, dtype=torch.bool),
+        error=torch.tensor([2e-3, 1e-4, 2e-3], dtype=torch.float64),
+        strangers=rows(50, seed=9),
+    )
+    assert claims.candidate.tolist() == [0]
+    assert float(claims.distance) == pytest.approx(1e-3)
+    assert claims.foreign.tolist() == [False, True, False]
+
+
+def test_an_unstated_error_is_of_the_strangers_spread_or_nothing():
+    records, strangers = rows(2), 3 + 10 * rows(2000, seed=9)
+    assert made(records, records + 9e-3, error=math.nan, strangers=strangers).count == 2
+    assert made(records, records + 1.1e-2, error=math.nan, strangers=strangers).count == 0
+    assert made(records, records + 1e-9, error=math.nan, strangers=strangers[:1]).count == 0
+    assert made(records, records, error=math.nan, strangers=strangers[:1]).count == 2
+    two = torch.cat([rows(1), rows(1) + 2e3])  # a thousandth of their spread is one
+    assert made(records, records + 0.9, error=math.nan, strangers=two).count == 2
+    assert made(records, records + 1.1, error=math.nan, strangers=two).count == 0
+
+
+def test_without_records_all_that_is_certified_is_foreign():
+    assert made(rows(0), rows(2), passed=[True, False]).foreign.tolist() == [True, False]
+
+
+def test_records_repeat_from_one_in_fifty():
+    drawn = rows(200)
+    drawn[:4] = drawn[4]
+    assert not repeats(drawn)
+    drawn[:5] = drawn[5]
+    assert repeats(drawn)
+
+
+def test_whole_numbers_of_forty_bits_together_do_not_coincide():
+    """Each of 8 values: 14 columns have 42 bits, 13 have 39."""
+    drawn = torch.randint(0, 8, (300, 14), generator=torch.Generator().manual_seed(0)).double()
+    assert ways_of(drawn) == 4
+    assert ways_of(drawn[:, :13]) == 0
+    numbers = rows(100, 3)
+    assert ways_of(numbers) == 3
+    numbers[:50, 0] = 0.5  # half of them alike
+    assert ways_of(numbers) == 3
+    numbers[:51, 0] = 0.5
+    assert ways_of(numbers) == 2

@@ -22,7 +22,7 @@ from remnant.solvers.difference.search import Found, Search
 from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.difference.zeros import determined, fit_to_zeros
 from remnant.solvers.layers import first_pair
-from remnant.solvers.spans import count_records, rounding_level
+from remnant.solvers.spans import count_records, noise_edge, rounding_level
 from remnant.types import Knowledge, Target
 from targets import faces_target
 
@@ -109,6 +109,22 @@ def test_many_records_need_no_gram_matrix_of_each_dual(monkeypatch):
     assert bool(found.passed.all())
 
 
+def test_duals_of_more_records_than_fit_in_gram_matrices_are_exact():
+    """At the solver's own threshold, which the test above lowers to reach what lies past it."""
+    count, width = duals.DENSE + 4, 3 * duals.DENSE
+    left = torch.linalg.qr(torch.randn(width, count, generator=seeded(), dtype=torch.float64))[0]
+    hidden = torch.randn(2, count, generator=seeded(1), dtype=torch.float64)
+    hidden = torch.nn.functional.normalize(hidden, dim=1)
+    zeros = torch.stack([torch.arange(width) < 1.6 * count, torch.arange(width) > 1.3 * count])
+    for own, null in zip(zeros, hidden, strict=True):
+        left[own] -= (left[own] @ null)[:, None] * null
+    left *= width**0.5
+    near = torch.nn.functional.normalize(hidden + 0.02 * left[:2] / width**0.5, dim=1)
+    found = smallest_on(left, zeros, near)
+    exact = torch.stack([torch.linalg.svd(left[own])[2][-1] for own in zeros])
+    assert float((found * exact).sum(1).abs().min()) == pytest.approx(1, abs=1e-9)
+
+
 def test_a_dual_that_arrives_early_is_left_alone(monkeypatch):
     """Beside one of hardly more zeros than records, which takes long."""
     left = torch.linalg.qr(torch.randn(600, 60, generator=seeded(), dtype=torch.float64))[0]
@@ -173,6 +189,21 @@ def low_rank(rows, columns, rank, noise):
     left = torch.randn(rows, rank, generator=seeded(1), dtype=torch.float64)
     right = torch.randn(rank, columns, generator=seeded(2), dtype=torch.float64)
     return left @ right + noise * torch.randn(rows, columns, generator=seeded(3)).double()
+
+
+@pytest.mark.parametrize("shape", [(300, 150), (60, 300), (200, 100)])
+def test_the_edge_of_noise_is_told_by_its_lowest_values(shape):
+    noise = torch.randn(shape, generator=seeded(), dtype=torch.float64)
+    values = torch.linalg.svdvals(noise)
+    assert noise_edge(values, shape) == pytest.approx(float(values[0]), rel=0.06)
+    # Records in six of ten directions leave the lowest quarter to noise.
+    count = int(0.6 * min(shape))
+    left, right = (
+        torch.randn(shape[0], count, generator=seeded(1), dtype=torch.float64),
+        torch.randn(count, shape[1], generator=seeded(2), dtype=torch.float64),
+    )
+    beside = torch.linalg.svdvals(noise + 100 * left @ right)
+    assert float(values[0]) < noise_edge(beside, shape) < 1.5 * float(values[0])
 
 
 def test_a_planted_rank_is_counted_and_needs_a_wide_gap():

@@ -252,6 +252,62 @@ def test_a_wrong_record_among_right_ones_is_noticed(monkeypatch):
     assert got.reason.startswith("20 candidates, which do not give back the gradient")
 
 
+@pytest.mark.parametrize(
+    ("activation", "away", "told"),
+    [
+        (nn.ReLU(), 3e-6, False),
+        (nn.ReLU(), 3e-5, True),
+        (nn.LeakyReLU(0.1), 3e-6, False),
+        (nn.LeakyReLU(0.1), 3e-5, True),
+        (nn.Tanh(), 3e-6, True),
+    ],
+)
+def test_only_a_kink_within_rounding_is_forgiven(activation, away, told):
+    """One neuron learned of one record as if it were on the kink's other side."""
+    x, held = leaked(10, (64, 64), activation)
+    records = nn.functional.pad(x, (0, 1), value=1.0)
+    first, gradient = 5 * held["first"], held["first_gradient"]
+    t = records @ first.T
+    neuron, record = 5, 2
+    spread = t[record].square().mean().sqrt()
+    first[neuron, -1] -= t[record, neuron] + away * spread  # now just below the kink
+    rest = (first, gradient, held["next_weight"], held["next_gradient"], activation)
+    again = resimulate(records, *rest)
+    own = again.duals.T @ records
+    with_one = own.clone()
+    with_one[neuron] += again.signals[record] @ held["next_weight"][:, neuron] * records[record]
+    missed = resimulate(records, first, with_one, *rest[2:])
+    assert resimulate(records, first, own, *rest[2:]).first < 1e-12
+    assert (missed.first > 1e-3) is told
+    assert missed.first < 1e-12 or told
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
+def test_residuals_are_shares_of_what_the_gradients_are(activation):
+    """In units of the gradients, whatever their scale: right records leave nothing of either."""
+    x, held = leaked(10, (64, 64), activation)
+    records = nn.functional.pad(x, (0, 1), value=1.0)
+    layers = held["first"], held["next_weight"]
+    m1, m2 = held["first_gradient"], held["next_gradient"]
+    right = resimulate(records, layers[0], m1, layers[1], m2, activation)
+    assert right.first < 1e-10
+    assert right.next < 1e-10
+    assert torch.allclose(right.duals.T @ records, m1, atol=1e-12)
+    off = 0.1 * torch.randn(m1.shape, generator=torch.Generator().manual_seed(1)).double()
+    off *= m1.norm() / off.norm()
+    spoilt = resimulate(records, layers[0], m1 + off, layers[1], m2, activation)
+    assert spoilt.first == pytest.approx(float(off.norm() / (m1 + off).norm()), rel=1e-6)
+    # What no signals explain of the next layer's gradient is what lies across the features.
+    features = nn.functional.pad(activation(records @ layers[0].T), (0, 1), value=1.0)
+    across = torch.randn(m2.shape, generator=torch.Generator().manual_seed(2)).double()
+    across = across - across @ torch.linalg.pinv(features) @ features
+    across *= 0.3 * m2.norm() / across.norm()
+    spoilt = resimulate(records, layers[0], m1, layers[1], m2 + across, activation)
+    assert spoilt.next == pytest.approx(0.3 / 1.09**0.5, rel=1e-6)
+    without = resimulate(records, layers[0], m1, layers[1], m2[:, :-1], activation)
+    assert without.next < 1e-10
+
+
 def test_a_wrong_count_is_never_called_complete():
     _, held = leaked(10, (64, 64), nn.ReLU())
     for count in (9, 11):
