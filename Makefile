@@ -2,6 +2,7 @@
 # make test   lint, types and tests
 # make truth  audits of 25 targets whose truth is known; fails on a wrong verdict
 # make malformed  over 1,000 malformed inputs: one line each, soon, nothing left behind
+# make mutants  small wrong changes in what says that something is proved; tests must notice them
 # make bench  fast paths beside the obvious way, in one run
 # Each makes .venv and installs what it needs first.
 
@@ -9,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test truth malformed bench clean
+.PHONY: demo test truth malformed mutants bench clean
 
 demo: .venv/installed
 	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
@@ -29,6 +30,10 @@ truth: .venv/installed
 malformed: .venv/installed-dev
 	@echo "== malformed: generated files, specs, flags, sweeps, run files and modules (seed $(SEED))"
 	$(BIN)/python tests/malformed_run.py --seed $(SEED)
+
+mutants: .venv/installed-dev
+	@echo "== mutants: small wrong changes in certificates, verdicts, scoring and bounds"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py --jobs 2
 
 bench: .venv/installed
 	@echo "== bench: Gram matrix, layerwise against stacked per-sample gradients"
