@@ -170,7 +170,7 @@ def test_tail_bound_is_above_the_exact_value(dimension, share):
 
 def test_tail_bound_says_where_it_ends():
     with pytest.raises(InputError, match="use the exact value"):
-        bounds.gaussian_tail(4, 3.0, 1.0)
+        bounds.gaussian_tail(4, 2.1, 1.0)
 
 
 def test_discrete_priors():
@@ -211,8 +211,14 @@ def test_empirical_prior_leaves_the_guess_itself_out():
 
 
 def test_bad_points_are_one_line():
-    with pytest.raises(InputError, match="points of the prior: expected finite numbers"):
-        bounds.empirical(np.array([[0.0], [math.nan]]), 0.5)
+    said = "points of the prior: expected finite numbers, n x d, got "
+    for points, got in (
+        (np.array([[0.0], [math.nan]]), "NaN or infinity"),
+        (np.zeros(3), r"shape \(3,\)"),
+        (np.zeros((0, 2)), r"shape \(0, 2\)"),
+    ):
+        with pytest.raises(InputError, match=said + got):
+            bounds.empirical(points, 0.5)
     with pytest.raises(InputError, match="two or more"):
         bounds.empirical(np.zeros((1, 2)), 0.5)
     with pytest.raises(InputError, match="radius"):
