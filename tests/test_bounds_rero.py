@@ -88,6 +88,12 @@ def test_epsilon_for_gamma_is_the_way_back():
         bounds.epsilon_for_gamma(log_gamma, log_kappa)
 
 
+@pytest.mark.parametrize("log_gamma", [-6.0, -5.0, 0.0, 0.5])
+def test_a_gamma_that_no_privacy_keeps_to_is_refused(log_gamma):
+    with pytest.raises(InputError, match="gamma: expected above kappa"):
+        bounds.epsilon_for_gamma(-5.0, log_gamma)
+
+
 def test_theorem_5():
     assert bounds.delta_from_rero(0.0, 0.75) == pytest.approx(0.5)
     assert bounds.delta_from_rero(1.0, 0.9) == pytest.approx((math.e + 1) * 0.9 - math.e)
