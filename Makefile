@@ -3,6 +3,7 @@
 # make truth  audits of 25 targets whose truth is known; fails on a wrong verdict
 # make malformed  over 1,000 malformed inputs: one line each, soon, nothing left behind
 # make docs   links and the page made from code are checked, then the site is built in build/site
+# make mutants  small wrong changes in what says that something is proved; tests must notice them
 # make bench  fast paths beside the obvious way, in one run
 # Each makes .venv and installs what it needs first.
 
@@ -10,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test truth malformed docs bench clean
+.PHONY: demo test truth malformed mutants docs bench clean
 
 demo: .venv/installed
 	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
@@ -35,6 +36,10 @@ docs: .venv/installed-docs
 	@echo "== docs: links, the reference, the site in build/site"
 	$(BIN)/python docs/check.py
 	$(BIN)/mkdocs build --quiet
+
+mutants: .venv/installed-dev
+	@echo "== mutants: small wrong changes in certificates, verdicts, scoring and bounds"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py --jobs 2
 
 bench: .venv/installed
 	@echo "== bench: Gram matrix, layerwise against stacked per-sample gradients"

@@ -10,7 +10,15 @@ from torch import nn
 
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.run import run_audit
-from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall, proof_of
+from remnant.auditing.verdict import (
+    certain,
+    exposed_records,
+    exposure_list,
+    judge,
+    likely,
+    overall,
+    proof_of,
+)
 from remnant.bounds import Ledger
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.capturing import capture
@@ -320,6 +328,7 @@ def test_chance_below_a_twentieth_clears_nobody(p, wanted):
 def test_a_hundredth_is_proof(chance, exposed):
     for found in (proved(above=4, rank_p=chance), proved(certified=1, claimed=1, chance=chance)):
         assert (judge(found, PASSED)[0] is Verdict.EXPOSED) is exposed
+        assert (certain(found) or likely(found)) is exposed
 
 
 def test_a_finding_without_a_proof_proves_nothing():

@@ -77,6 +77,8 @@ def test_game_is_repeatable():
 def test_bad_games_are_one_line():
     with pytest.raises(InputError, match="norms of 1 or less, got 2"):
         played(FULL, 2 * bounds.orthogonal(3))
+    with pytest.raises(InputError, match="norms of 1 or less, got 2"):
+        played(FULL, np.diag([1.0, 2.0, 1.0]))  # one of them
     with pytest.raises(InputError, match="prior: expected 3 weights"):
         played(FULL, bounds.orthogonal(3), prior=[0.5, 0.5])
     with pytest.raises(InputError, match="directions: expected two or more"):

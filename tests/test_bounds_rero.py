@@ -88,6 +88,12 @@ def test_epsilon_for_gamma_is_the_way_back():
         bounds.epsilon_for_gamma(log_gamma, log_kappa)
 
 
+@pytest.mark.parametrize("log_gamma", [-6.0, -5.0, 0.0, 0.5])
+def test_a_gamma_that_no_privacy_keeps_to_is_refused(log_gamma):
+    with pytest.raises(InputError, match="gamma: expected above kappa"):
+        bounds.epsilon_for_gamma(-5.0, log_gamma)
+
+
 def test_theorem_5():
     assert bounds.delta_from_rero(0.0, 0.75) == pytest.approx(0.5)
     assert bounds.delta_from_rero(1.0, 0.9) == pytest.approx((math.e + 1) * 0.9 - math.e)
@@ -170,7 +176,7 @@ def test_tail_bound_is_above_the_exact_value(dimension, share):
 
 def test_tail_bound_says_where_it_ends():
     with pytest.raises(InputError, match="use the exact value"):
-        bounds.gaussian_tail(4, 3.0, 1.0)
+        bounds.gaussian_tail(4, 2.1, 1.0)
 
 
 def test_discrete_priors():
@@ -211,8 +217,14 @@ def test_empirical_prior_leaves_the_guess_itself_out():
 
 
 def test_bad_points_are_one_line():
-    with pytest.raises(InputError, match="points of the prior: expected finite numbers"):
-        bounds.empirical(np.array([[0.0], [math.nan]]), 0.5)
+    said = "points of the prior: expected finite numbers, n x d, got "
+    for points, got in (
+        (np.array([[0.0], [math.nan]]), "NaN or infinity"),
+        (np.zeros(3), r"shape \(3,\)"),
+        (np.zeros((0, 2)), r"shape \(0, 2\)"),
+    ):
+        with pytest.raises(InputError, match=said + got):
+            bounds.empirical(points, 0.5)
     with pytest.raises(InputError, match="two or more"):
         bounds.empirical(np.zeros((1, 2)), 0.5)
     with pytest.raises(InputError, match="radius"):

@@ -125,6 +125,8 @@ def test_features_that_the_next_layer_lacks_are_not_certified():
     proof = certify(problem, records, z, y)
     assert rows(~proof.passed) == [7]
     assert not bool(proof.doubtful.any())  # no reason to search for it again
+    # So much of another record it may be, and no less is stated.
+    assert float(proof.error[7]) == pytest.approx(float(proof.foreign[7]) * spread_of(y))
 
 
 def test_nothing_is_certified_unless_most_records_are():

@@ -217,3 +217,9 @@ def test_whole_numbers_of_forty_bits_together_do_not_coincide():
     assert ways_of(numbers) == 3
     numbers[:51, 0] = 0.5
     assert ways_of(numbers) == 2
+
+
+def test_distances_are_root_mean_squares():
+    zero = torch.zeros(1, 4)
+    assert rms_distance(zero, torch.tensor([[2.0, 2.0, 0.0, 0.0]])).item() == 2**0.5
+    assert rms_distance(zero[:, :1], torch.tensor([[3.0]])).item() == 3.0

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from remnant.scoring.ranks import SHUFFLES, compare
+from remnant.scoring.ranks import SHUFFLES, _midranks, compare
 
 
 def seeded(seed):
@@ -83,7 +83,7 @@ def every_way(scores, n, classes):
 def test_chance_is_that_of_all_ways_to_share_out_the_names():
     """Classes of unequal size, ranks in each of its own."""
     records, strangers = rows(5, 11), rows(9, 12)
-    classes = [0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1]
+    classes = [0, 0, 1, 1, 2, 0, 0, 0, 1, 1, 2, 2, 2, 2]
     labels = torch.tensor(classes[:5]), torch.tensor(classes[5:])
     candidates = torch.cat([records[[0, 3]], rows(4, 13)]) + 0.8 * rows(6, 14)
     ranks = compare(candidates, records, strangers, labels=labels, generator=seeded(0))
@@ -120,3 +120,8 @@ def test_without_strangers_nothing_is_above_them():
     assert (nothing.p, nothing.low, nothing.stranger) == (None, None, 1.0)
     assert nothing.above.tolist() == [False, False]
     assert nothing.alike.tolist() == [0.0, 0.0]
+
+
+def test_equal_values_share_their_rank():
+    values = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0])
+    assert _midranks(values).tolist() == [5.0, 1.5, 5.0, 3.0, 5.0, 1.5]

@@ -98,6 +98,8 @@ class Scene:
         for name in ("records", "images", "test", "width", "depth"):
             if getattr(self, name) < 1:
                 raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))
+        if self.depth > 100:
+            raise InputError(expected("--depth", "at most 100 hidden layers", self.depth))
         if self.images > self.records:
             wanted = f"at most the {self.records} records"
             raise InputError(expected("--images", wanted, self.images))
