@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remnant.cli import main
 from remnant.cli.spec import LARGEST, AuditSpec, Privacy, check_spec, read_spec
 from remnant.errors import InputError
 from remnant.training import PrivateDescent
@@ -171,3 +172,10 @@ def test_the_ledger_of_a_training_is_taken_as_it_is():
     ledger = privacy(PrivateDescent(lr=0.1, steps=30, noise=4.0, sampling=0.5))
     spec = check_spec({"weights": "w", "data": "d", "privacy": ledger}, "spec")
     assert spec.privacy == Privacy(noise=4.0, steps=30, sampling=0.5)
+
+
+def test_a_budget_is_given_in_words_on_the_command_line(capsys):
+    assert main(["audit", "--budget", "90s", "--weights", "none.pt", "--data", "digits"]) == 2
+    assert "budget" not in capsys.readouterr().err
+    assert main(["audit", "--budget", "soon", "--weights", "none.pt", "--data", "digits"]) == 2
+    assert "expected a time such as 90s" in capsys.readouterr().err

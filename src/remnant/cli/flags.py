@@ -102,7 +102,11 @@ def add_flag(
     """
     optional = get_origin(kind) in (Union, UnionType)
     kinds = [part for part in get_args(kind) if part is not NoneType] if optional else [kind]
-    kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
+    kind = kinds[0]
+    if get_origin(kind) is Annotated:
+        kind, *about = get_args(kind)
+        if any(hasattr(part, "func") for part in about):  # a validator that reads words, as of 10m
+            kind = str
     more: dict[str, Any] = {"dest": name, "help": words, "default": default}
     if kind is bool and optional:
         more["action"] = argparse.BooleanOptionalAction
