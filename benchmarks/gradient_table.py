@@ -78,7 +78,7 @@ def measure(name: str, seed: int, data_dir: Path | None) -> list[str]:
         distance = torch.stack([(flat[1] - row).square().sum(1) for row in flat[0]])
     nearest, which = distance.min(1)
     hit = nearest < NEAR
-    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     wrong = int((passed & (distance.min(0).values > SAME)).sum()) if len(found) else 0
     right = 0
     if found.labels is not None and bool(hit.any()):

@@ -85,7 +85,7 @@ def tabulate(args: argparse.Namespace) -> None:
                 attack="kkt",
                 status=found.status,
                 reason=found.reason,
-                counted=found.figures.get("counted"),
+                counted=found.stated.counted,
                 **score_with_nulls(
                     victim.truth,
                     found,

@@ -128,17 +128,17 @@ def measure(chosen: Row, target: Target, truth: Examples) -> dict[str, Any]:
     x = truth.inputs.double() / scale
     distance = torch.cdist(x.flatten(1), (found.inputs.double() / scale).flatten(1)).square()
     nearest = distance.min(1).values if len(found) else torch.full((len(x),), float("inf"))
-    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     flat = x.flatten(1)
     spread = float((flat - flat.median(0).values).square().sum(1).median())
     same = SAME if found.figures.get("exact") else SAME * spread
     right = distance.min(0).values < same if len(found) else passed
-    stated = torch.tensor([error or 0.0 for error in found.figures.get("error", [])])
+    stated = torch.tensor([error or 0.0 for error in found.stated.error])
     within = flat.shape[1] * stated.double().square()
     farther = passed & (distance.min(0).values > within) if len(found) else passed
     hit = nearest < NEAR
     return {
-        "counted": found.figures.get("counted"),
+        "counted": found.stated.counted,
         "recovered": f"{int(hit.sum())} of {len(x)}",
         "max error": f"{float(nearest.max()):.1e}",
         "mean error": float(nearest.mean()),

@@ -311,10 +311,8 @@ def run(index: int, seed: int, only: str | None) -> dict[str, Any] | None:
     apart = torch.cdist(mine, records, compute_mode="donot_use_mm_for_euclid_dist").min(1).values
     true = apart / mine.shape[1] ** 0.5
     spread = (records - records.mean(0)).square().mean().sqrt() if len(records) > 1 else 1.0
-    passed = torch.tensor(found.figures.get("passed", [False] * len(found)))
-    stated = found.figures.get("error")
-    if not isinstance(stated, list):
-        stated = [float("nan")] * len(found)
+    passed = torch.tensor(list(found.stated.passed) or [False] * len(found))
+    stated = list(found.stated.error) or [float("nan")] * len(found)
     chosen = passed.nonzero()[:, 0].tolist()
     return row | {
         "certified": len(chosen),

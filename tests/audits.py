@@ -9,7 +9,7 @@ from remnant.auditing.assess import assess
 from remnant.bundle import Attacked, Audit, Control
 from remnant.data import load, split
 from remnant.store import versions
-from remnant.types import Candidates, Status
+from remnant.types import Candidates, Stated, Status
 
 N = 14
 EVIL = "\"><img src=x onerror=alert(1)></script><script>alert(2)</script>'&amp;"
@@ -33,12 +33,12 @@ def scored(name):
     x = parts.train.inputs
     spectrum = torch.cat([torch.linspace(3, 1, N), torch.full((20,), 1e-7)]).tolist()
     exact = found(
-        x.flip(0).contiguous(), figures={"counted": N}, trace={"singular_values": spectrum}
+        x.flip(0).contiguous(), stated=Stated(counted=N), trace={"singular_values": spectrum}
     )
     poor = found(
         x[:9] * 0.4 + 0.5 * torch.randn(9, *x.shape[1:], generator=generator) * x.std(0),
         Status.INCONCLUSIVE,
-        figures={"counted": None, "margin": torch.linspace(0.1, 2, 9).tolist()},
+        figures={"margin": torch.linspace(0.1, 2, 9).tolist()},
     )
     findings = [
         assess(

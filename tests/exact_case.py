@@ -10,11 +10,8 @@ from remnant.solvers.difference.problem import pose
 from remnant.solvers.difference.tolerances import TOLERANCES
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import decompose, span_of
+from seeding import seeded
 from targets import faces_target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def small_problem():

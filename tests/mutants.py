@@ -49,7 +49,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "int(1.5 * count)",
         "int(.5 * count)",
     ),
-    "solvers/replay/lbfgs": (
+    "solvers/numerics": (
         "test_replay_parts.py -k climbs",
         "step * slope)",
         "step * slope + 1)",

@@ -10,13 +10,10 @@ from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import GradientDescent
 from remnant.training.fleet import share
 from remnant.types import Scaling
+from seeding import seeded
 
 RECIPE = GradientDescent(lr=0.2, momentum=0.9, steps=12)
 QUICK = ReplaySettings(evaluations=50, label_evaluations=8)
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def a_run(recipe=RECIPE, records=30, extra=1, spec="mlp:64-8-10:elu", init=1, order=3, targets=3):

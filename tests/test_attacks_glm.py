@@ -29,7 +29,7 @@ def found_record(found, x, y, error=1e-7):
     # One number predicted, no scaler: nothing is left over that could contradict.
     checked = found.figures["checked"]
     assert found.status is (Status.COMPLETE if checked else Status.INCONCLUSIVE), found.reason
-    assert (len(found), found.figures["certified"]) == (1, int(checked))
+    assert (len(found), found.stated.certified) == (1, int(checked))
     assert relative(found.inputs[0].numpy(), x[-1]) < error
     np.testing.assert_allclose(found.labels[0].numpy(), y[-1], rtol=1e-6, atol=1e-9)
 
@@ -73,7 +73,7 @@ def test_a_penalised_intercept_taken_for_a_free_one_is_noticed():
     estimator = LogisticRegression(solver="liblinear", C=0.05, tol=1e-12).fit(x, y)
     found = attack(target_of(estimator, x, y, penalise_intercept=False))
     assert found.status is Status.INCONCLUSIVE
-    assert found.figures["certified"] == 0
+    assert found.stated.certified == 0
 
 
 @pytest.mark.parametrize("family", ["linear", "logistic", "poisson", "multinomial"])

@@ -14,10 +14,7 @@ from remnant.models import build, trap
 from remnant.models.activations import Cubic
 from remnant.scoring import squared_l2
 from remnant.types import Knowledge, Scaling, Status, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def digits_target(model, count, loss="ce", noise=0.0, tell=False, **known):
@@ -67,7 +64,7 @@ def test_a_batch_comes_back_whole(model, count):
     target, truth, labels = digits_target(model, count)
     found = Gradient()(target, generator=seeded())
     assert found.status is Status.COMPLETE, found.reason
-    assert found.figures["counted"] == found.figures["certified"] == count
+    assert found.stated.counted == found.stated.certified == count
     distance, which = nearest(truth, found)
     assert float(distance.max()) < 1e-6
     assert found.labels[which].equal(labels)
@@ -105,7 +102,7 @@ def test_a_batch_too_large_for_the_width_is_inconclusive():
 def test_noise_never_certifies_a_wrong_record():
     target, truth, _ = digits_target("mlp:64-128-128-10", 8, noise=0.3, records=8)
     found = Gradient(patience=2)(target, generator=seeded())
-    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     wrong = squared_l2(truth, found.inputs).min(0).values > 0.5
     assert found.status is not Status.COMPLETE
     assert not bool((passed & wrong).any())

@@ -14,13 +14,10 @@ from remnant.solvers.reconstructor.reconn import RecoNN
 from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
+from seeding import seeded
 
 RECIPE = GradientDescent(lr=0.2, momentum=0.9, steps=12)
 QUICK = ReplaySettings(evaluations=40, label_evaluations=6, labels_tried=2)
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @functools.cache
@@ -57,7 +54,7 @@ def test_replay_finds_and_certifies_the_record_and_its_label():
     assert found.labels.tolist() == truth.labels.tolist()
     assert (found.inputs - truth.inputs).square().mean() < 1e-4
     assert found.figures["residual"] < 1e-4
-    assert found.figures["certified"] == 1
+    assert found.stated.certified == 1
     again = Informed(replaying=QUICK)(target, generator=seeded(0))
     assert torch.equal(found.inputs, again.inputs)
 
@@ -136,7 +133,7 @@ def test_a_record_that_the_run_does_not_depend_on_is_not_certified(alive):
     else:
         assert found.status is Status.INCONCLUSIVE
         assert "the run does not depend on the record: " in found.reason
-        assert found.figures["certified"] == 0
+        assert found.stated.certified == 0
         assert float(found.confidence) == 0.0
         assert (found.inputs - record).square().mean() > 1e-3
 

@@ -27,7 +27,7 @@ def test_every_record_comes_back_with_its_label_and_without_public_data():
     before = {name: p.clone() for name, p in target.weights.items()}
     found = attack(target)
     assert found.status is Status.COMPLETE
-    assert found.figures["counted"] == found.figures["certified"] == len(truth) == len(found)
+    assert found.stated.counted == found.stated.certified == len(truth) == len(found)
     correlation = centred_correlation(truth, found.inputs)
     assert float(correlation.max(1).values.min()) > 0.9999
     assert found.labels[correlation.argmax(1)].equal(labels)
@@ -56,7 +56,7 @@ def test_adam_leaves_no_gap_and_that_is_said():
     assert "no gap" in found.reason
     assert "Adam" in found.reason
     assert len(found) == 0
-    assert found.figures["counted"] is None
+    assert found.stated.counted is None
 
 
 def test_a_wrong_count_given_by_hand_certifies_nothing():
@@ -64,7 +64,7 @@ def test_a_wrong_count_given_by_hand_certifies_nothing():
     known = dataclasses.replace(target.knowledge, records=12)
     found = attack(dataclasses.replace(target, knowledge=known), patience=2)
     assert found.status is Status.INCONCLUSIVE
-    assert found.figures["certified"] == 0
+    assert found.stated.certified == 0
 
 
 @pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
@@ -72,7 +72,7 @@ def test_uncentred_inputs_never_certify_a_wrong_record(bounds):
     """All records share a large part there, so that masks hardly tell them apart."""
     target, truth, _ = faces_target(records=15, width=256, centred=False)
     found = attack(dataclasses.replace(target, bounds=bounds), patience=3)
-    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     right = centred_correlation(truth, found.inputs).max(0).values > 0.95
     assert not bool((passed & ~right).any())
 
@@ -81,7 +81,7 @@ def test_a_count_that_contradicts_the_spectrum_is_mentioned():
     target, _, _ = faces_target()
     known = dataclasses.replace(target.knowledge, records=7)
     found = attack(dataclasses.replace(target, knowledge=known))
-    assert found.figures["counted"] == 12
+    assert found.stated.counted == 12
     assert "counts 12 records where 7 were given" in found.reason
 
 
@@ -98,7 +98,7 @@ def test_adam_on_data_with_dead_inputs_is_no_count_either():
     target = Target(model=model, input_shape=(64,), knowledge=Knowledge(initial=initial))
     found = attack(target)
     assert found.status is Status.INCONCLUSIVE
-    assert found.figures["counted"] is None
+    assert found.stated.counted is None
 
 
 @pytest.mark.parametrize(("records", "counted"), [(52, 52), (70, None)])
@@ -118,7 +118,7 @@ def test_a_nearly_full_spectrum_counts_only_if_all_records_come_back(records, co
     knowledge = Knowledge(initial=initial)
     target = Target(model=model, input_shape=(64,), bounds=None, knowledge=knowledge)
     found = attack(target)
-    assert found.figures["counted"] == counted
+    assert found.stated.counted == counted
     assert len(found) == (counted or 0)
     if counted:
         assert float(torch.cdist(inputs, found.inputs).min(1).values.max()) < 0.01
@@ -185,10 +185,10 @@ def test_a_single_hidden_layer_comes_back_exactly():
 def test_a_single_narrow_hidden_layer_certifies_nothing_wrong():
     target, truth, _ = faces_target(depth=1, width=48)
     found = attack(target, patience=2)
-    assert found.figures["counted"] == len(truth)
+    assert found.stated.counted == len(truth)
     right = centred_correlation(truth, found.inputs).max(0).values > 0.95
-    passed = torch.tensor(found.figures["passed"], dtype=torch.bool)
-    assert found.figures["certified"] == int((passed & right).sum())
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
+    assert found.stated.certified == int((passed & right).sum())
 
 
 def test_a_single_smooth_hidden_layer_is_said_not_to_apply():
@@ -233,7 +233,7 @@ def test_weight_decay_is_taken_out_with_or_without_the_biases(undecayed, worst):
     """Undecayed biases weigh the steps otherwise than the weights do: the scale is a little off."""
     target, truth = trained(nn.ReLU, weight_decay=5e-3, undecayed=undecayed)
     found = attack(target)
-    assert found.figures["counted"] == found.figures["certified"] == len(truth)
+    assert found.stated.counted == found.stated.certified == len(truth)
     assert 0.5 < found.figures["decay"] < 0.999
     error = torch.cdist(truth.flatten(1), found.inputs.flatten(1)).square().min(1).values
     assert float(error.max()) < worst
@@ -249,7 +249,7 @@ def test_other_activations_come_back_nearly_and_say_how_nearly(activation):
     distance, match = torch.cdist(found.inputs.flatten(1), truth.flatten(1)).square().min(1)
     assert sorted(match.tolist()) == list(range(len(truth)))
     assert float(distance.max()) < 0.1
-    stated = torch.tensor(found.figures["error"])  # of the mean of 625 squares
+    stated = torch.tensor(found.stated.error)  # of the mean of 625 squares
     assert bool((distance <= 625 * stated.square()).all())
     assert float(stated.max()) < 0.04
 
@@ -259,8 +259,8 @@ def test_a_nearly_linear_network_proves_nothing():
     target, _ = trained(nn.Sigmoid, width=128, records=6)
     found = attack(target, patience=2)
     assert found.status is Status.INCONCLUSIVE
-    assert found.figures["counted"] == 6
-    assert found.figures["certified"] == 0
+    assert found.stated.counted == 6
+    assert found.stated.certified == 0
 
 
 def test_half_precision_is_counted_and_comes_back_roughly():
@@ -268,8 +268,8 @@ def test_half_precision_is_counted_and_comes_back_roughly():
     halves = {name: p.half().float() for name, p in target.knowledge.initial.items()}
     model = copy.deepcopy(target.model).half().float()
     found = attack(dataclasses.replace(target, model=model, knowledge=Knowledge(initial=halves)))
-    assert found.figures["counted"] == len(truth)
-    passed = torch.tensor(found.figures["passed"], dtype=torch.bool)
+    assert found.stated.counted == len(truth)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     error = torch.cdist(found.inputs.flatten(1), truth.flatten(1)).square().min(1).values
     assert int(passed.sum()) > 0
     assert float(error[passed].max()) < 0.1

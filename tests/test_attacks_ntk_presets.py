@@ -13,12 +13,8 @@ from remnant.models import build, linearise
 from remnant.scoring import centred_correlation, squared_l2
 from remnant.training import Adam, GradientDescent, solve_linearised, train
 from remnant.types import Knowledge, Scaling, Status, Target
+from seeding import seeded
 from targets import faces_target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
 
 SIDES = split(load("digits"), train=8, public=None, holdout=8, seed=0)
 SCALING = Scaling(mean=SIDES.public.inputs.mean(0))
@@ -93,7 +89,7 @@ def test_frozen_convolutions_are_undone():
     assert "the convolutions determine" in found.reason
     distance = squared_l2(SIDES.train.inputs, found.inputs)
     assert int((distance.min(1).values < 1e-3).sum()) >= 6  # features of ReLU are not centred
-    passed = torch.tensor(found.figures["passed"], dtype=torch.bool)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     assert not bool((passed & (distance.min(0).values > 1e-2)).any())
 
 

@@ -12,13 +12,10 @@ from remnant.models import build
 from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import SGD, Adam, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
+from seeding import seeded
 
 MOMENTUM = GradientDescent(lr=0.05, momentum=0.9, steps=5)
 CONVOLUTION_FIRST = "cnn:1x8x8-c4k3-16-10:elu"
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def short_target(spec=CONVOLUTION_FIRST, recipe=MOMENTUM, rows=(10, 11), told=True, coarse=False):
@@ -49,7 +46,7 @@ def test_auto_replays_where_a_convolution_comes_first():
     assert found.status is Status.COMPLETE, found.reason
     assert found.reason.startswith("not exact, since the model must begin with dense layers")
     assert "instead replay of 5 steps: the run with them leaves" in found.reason
-    assert found.figures["certified"] == 2
+    assert found.stated.certified == 2
     assert errors(truth, found).max() < 1e-8
 
 
@@ -79,7 +76,7 @@ def test_rounded_weights_are_not_matched_and_nothing_is_claimed():
     found = replay_records(target, generator=seeded(0), restarts=1, settings=settings)
     assert found.status is Status.INCONCLUSIVE
     assert "the run was not matched" in found.reason
-    assert found.figures["certified"] == 0
+    assert found.stated.certified == 0
 
 
 @pytest.mark.parametrize(

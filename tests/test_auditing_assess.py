@@ -5,7 +5,7 @@ import torch
 from remnant.attacks.outcome import in_box, status_of
 from remnant.auditing import assess, without_truth
 from remnant.data import load, split
-from remnant.types import Candidates, Status
+from remnant.types import Candidates, Stated, Status
 
 
 def exact_candidates(inputs):
@@ -14,7 +14,7 @@ def exact_candidates(inputs):
         confidence=torch.ones(len(inputs)),
         status=Status.COMPLETE,
         reason="copied",
-        figures={"counted": len(inputs)},
+        stated=Stated(counted=len(inputs)),
     )
 
 

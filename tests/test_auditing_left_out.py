@@ -21,17 +21,14 @@ from remnant.models.linear_estimators import from_estimator
 from remnant.progress import listening, task
 from remnant.store import open_run
 from remnant.training import SGD, GradientDescent, train
-from remnant.types import Candidates, Knowledge, Scaling, Status, Target
+from remnant.types import Candidates, Knowledge, Scaling, Stated, Status, Target
+from seeding import seeded
 
 DIGITS = split(load("digits"), train=20, public=None, holdout=60, seed=0)
 CANCER = split(load("breast_cancer"), train=60, public=None, holdout=60, seed=0)
 RECIPE = GradientDescent(lr=0.2, momentum=0.9, steps=10)
 QUICK = {"informed": {"replaying": {"evaluations": 25, "label_evaluations": 5, "labels_tried": 2}}}
 SCALING = Scaling(mean=DIGITS.public.inputs.mean(0))
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @functools.cache
@@ -69,7 +66,7 @@ def test_the_informed_adversary_gets_the_records_that_are_left_out():
     assert "only 2 were tried" in result.sentence
     (row,) = result.attacks
     assert row.reason.startswith("2 of 2 records tried recovered")
-    assert row.finding.figures["targets"] == list(ids)
+    assert row.finding.stated.targets == list(ids)
     assert {record["id"] for record in result.exposed} == set(ids)
     for record in row.finding.per_record:
         assert record["found_label"] == record["label"]
@@ -149,7 +146,7 @@ def test_a_known_record_that_comes_back_for_another_is_not_recovered():
         confidence=torch.ones(2),
         status=Status.INCONCLUSIVE,
         reason="",
-        figures={"targets": list(DIGITS.train.ids[:2])},
+        stated=Stated(targets=list(DIGITS.train.ids[:2])),
     )
     same = {
         "attack": "informed", "truth": DIGITS.train, "holdout": DIGITS.holdout,

@@ -16,12 +16,8 @@ from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.training import Adam, DecayTime, GradientDescent, train
-from remnant.types import Candidates, Examples, Knowledge, Scaling, Status, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
+from remnant.types import Candidates, Examples, Knowledge, Scaling, Stated, Status, Target
+from seeding import seeded
 
 SIDES = split(load("digits"), train=20, public=None, holdout=200, seed=0)
 SCALING = Scaling(mean=SIDES.public.inputs.mean(0))
@@ -48,14 +44,14 @@ def case_of(recipe=GD, *, truth=SIDES.train, public=SIDES.public, initial=True, 
     return Case(target=target, truth=truth, holdout=SIDES.holdout, public=public, loss="ce")
 
 
-def found_in(case, inputs, *, error=1e-6, passed=True, **figures):
+def found_in(case, inputs, *, error=1e-6, passed=True, **stated):
     m = len(inputs)
     return Candidates(
         inputs=inputs,
         confidence=torch.ones(m),
         status=Status.COMPLETE,
         reason="",
-        figures={"passed": [passed] * m, "error": [error] * m, "certified": m * passed, **figures},
+        stated=Stated(passed=[passed] * m, error=[error] * m, certified=m * passed, **stated),
     )
 
 
@@ -243,9 +239,9 @@ def test_records_that_stand_in_the_weights_are_read(how, centred):
         public=SIDES.public,
         loss="ce",
     )
-    read = written(case, strangers_of(case))
-    assert sorted(read.figures["targets"]) == sorted(SIDES.train.ids[:6])
-    assert read.figures["chance"] < 1e-6
+    read, claims = written(case, strangers_of(case))
+    assert sorted(read.stated.targets) == sorted(SIDES.train.ids[:6])
+    assert claims.chance < 1e-6
     other = replace(case, truth=SIDES.train.take(range(6, 20)))
     assert written(other, strangers_of(other)) is None
 

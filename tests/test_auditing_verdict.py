@@ -28,11 +28,7 @@ from remnant.models import build
 from remnant.store import open_run
 from remnant.training import Adam, GradientDescent, train
 from remnant.types import Finding, Knowledge, Scaling, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
+from seeding import seeded
 
 SIDES = split(load("digits"), train=12, public=None, holdout=200, seed=0)
 OTHERS = split(load("digits"), train=12, public=None, holdout=200, seed=5).train

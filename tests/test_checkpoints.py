@@ -18,11 +18,8 @@ from remnant.store import keeping_states, load_state, open_run, save_state
 from remnant.training import DecayTime, GradientDescent, train
 from remnant.training.fleet import share
 from remnant.types import Knowledge, Scaling, Target
+from seeding import seeded
 from targets import faces_target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True)

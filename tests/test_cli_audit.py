@@ -106,7 +106,10 @@ def test_init_writes_a_spec_that_preflight_reads(folder, capsys):
         ({"holdout": None}, "give --holdout or --public"),
         ({"holdout": "train.npz"}, "a null must not have been trained on"),
         ({"weights": "train.npz"}, "initial of a linear model: expected nothing"),
-        ({"weights": "audit.yaml"}, "expected a .safetensors, .pt, .pth or .ckpt file"),
+        (
+            {"weights": "audit.yaml"},
+            "expected a .safetensors, .pt, .pth, .pth.tar, .ckpt or .bin file",
+        ),
         ({"recipe": "none.json"}, "none.json"),
         ({"targets": "0"}, "targets"),
         ({"targets": "[nobody]", "attacks": "[informed]", "recipe": "recipe.json"}, "nobody"),

@@ -46,9 +46,7 @@ class Watched(io.StringIO):
 def test_a_file_gets_lines_of_progress_even_within_a_step(monkeypatch):
     stream = Watched()
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("remnant.cli.common.SOON", 0.01)
-    monkeypatch.setattr("remnant.cli.common.EVERY", 0.01)
-    with bars(quiet=False), task("cells", 12) as step, task("reading"):
+    with bars(quiet=False, soon=0.01, every=0.01), task("cells", 12) as step, task("reading"):
         with task("over"):
             pass
         step(3)

@@ -109,7 +109,7 @@ def learned(folder):
 
 
 def test_shadow_models_on_two_processes_are_those_of_one(folder, learned, monkeypatch):
-    monkeypatch.setattr(fleets, "LARGEST", 4)
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
     found = []
     for more in ((), ("--jobs", "2")):
         out = folder / f"out{len(found)}"
@@ -130,7 +130,7 @@ def watch(monkeypatch, *, until=None):
         begun.append(spec["begin"])
         return train_part(spec, fleet)
 
-    monkeypatch.setattr(fleets, "LARGEST", 4)
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
     monkeypatch.setattr(fleets, "train_part", watched)
     return begun
 

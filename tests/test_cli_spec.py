@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remnant.cli import main
-from remnant.cli.spec import LARGEST, AuditSpec, Privacy, check_spec, read_spec
+from remnant.cli.spec import LIMITS, AuditSpec, Privacy, check_spec, read_spec
 from remnant.errors import InputError
 from remnant.training import PrivateDescent
 from remnant.training.private import privacy
@@ -102,7 +102,7 @@ def test_a_malformed_spec_is_one_clear_line(tmp_path, name):
 
 def test_a_huge_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="at most"):
-        read_spec(write(tmp_path, b"#" * (LARGEST + 1)))
+        read_spec(write(tmp_path, b"#" * (LIMITS.size + 1)))
     with pytest.raises(InputError, match="a file"):
         read_spec(tmp_path)
 

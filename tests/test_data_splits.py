@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from remnant.data import binary_task, draw, load, mean_image, relabel, split
 from remnant.errors import DataError, InputError
 from remnant.types import Examples
+from seeding import seeded
 
 
 def make(labels, inputs=None):
@@ -18,10 +19,6 @@ def make(labels, inputs=None):
     inputs = torch.arange(n * 2.0).reshape(n, 2) if inputs is None else inputs
     ids = tuple(f"r{i}" for i in range(n))
     return Examples(inputs=inputs, labels=labels, ids=ids, bounds=None, name="own")
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 TEN = make(torch.arange(10).repeat(20))

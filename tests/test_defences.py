@@ -16,16 +16,13 @@ from remnant.models import build
 from remnant.training import Adam, GradientDescent
 from remnant.training import defences as defend
 from remnant.training.recipes import SGD, PrivateDescent
+from seeding import seeded
 
 DIGITS = load("digits")
 SMALL = table.Sizes(
     records=4, kkt_width=24, kkt_steps=10, ntk_width=128, gradient_width=48, rounds=2, known=30,
     targets=2, epochs=6, evaluations=30,
 )  # fmt: skip
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 WEIGHTS = {

@@ -15,6 +15,7 @@ from remnant.solvers.descent.objective import objective
 from remnant.solvers.descent.paper import SCALED, Descent, descend
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
+from seeding import seeded
 
 
 class Residual(nn.Module):
@@ -33,10 +34,6 @@ class Residual(nn.Module):
         h = self.act(self.norm(self.stem(x)))
         h = self.act(h + self.conv(h))
         return self.head(h.mean((2, 3)))
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 MODELS = {

@@ -11,10 +11,7 @@ from remnant.solvers.descent.objective import objective
 from remnant.solvers.descent.projected import Projected, first_span, project, search
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def linearised(records=6, size=32, width=128):

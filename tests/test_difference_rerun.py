@@ -168,7 +168,7 @@ def test_the_attack_tells_records_and_recipe():
     assert found.status is Status.COMPLETE, found.reason
     assert "14 steps of 0.2 with momentum 0.8" in found.reason
     away = torch.cdist(truth.inputs.flatten(1), found.inputs.flatten(1)).square()
-    error = truth.inputs[0].numel() * torch.tensor(found.figures["error"]).square()
+    error = truth.inputs[0].numel() * torch.tensor(found.stated.error).square()
     assert bool((away.min(0).values <= error).all())
     assert float(error.max()) < 1e-3
     assert found.figures["rerun"]["gap"] < 1e-3
@@ -179,7 +179,7 @@ def test_mini_batches_leave_the_records_as_they_were():
     target, truth = smooth_target(recipe=batches, records=8, width=128)
     found = NTK(preset="exact")(target, generator=seeded(0))
     away = torch.cdist(truth.inputs.flatten(1), found.inputs.flatten(1)).square()
-    passed = torch.tensor(found.figures["passed"])
-    stated = torch.tensor([error or 0.0 for error in found.figures["error"]])
+    passed = torch.tensor(found.stated.passed)
+    stated = torch.tensor([error or 0.0 for error in found.stated.error])
     error = truth.inputs[0].numel() * stated.square()
     assert bool((away.min(0).values <= error)[passed].all())

@@ -10,10 +10,7 @@ from remnant.kernels import Dense
 from remnant.models import build
 from remnant.training import GradientDescent, accuracy, train
 from remnant.types import Examples, Scaling
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,7 @@ from remnant.models import build, linearise
 from remnant.solvers.descent.paper import Descent
 from remnant.training import solve_linearised
 from remnant.types import Examples, Knowledge, Scaling, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,13 @@ from remnant.gradients import weighted_sum
 from remnant.models.residual import freeze_norms, residual
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
 from remnant.solvers.descent.objective import objective
+from seeding import seeded
 
 SMALL = dict(tuning.STUDY.settings) | {
     "widths": (4, 16), "epochs": 1, "width": 128, "per_class": 1, "tuning": 20,
     "cnn": "c4k3s2p1-64-10", "records": 3, "steps": 10, "inversion": 40, "seed": 0,
 }  # fmt: skip
 del SMALL["case attack data"]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @functools.cache
@@ -57,7 +54,7 @@ def test_features_of_a_frozen_backbone_come_back_exactly():
     for name, value in small.knowledge.initial.items():
         assert torch.equal(value, made.target.knowledge.initial[f"1.{name}"])
     found = tuning.NTK(preset="exact")(small, generator=seeded(0))
-    assert found.figures["counted"] == len(made.truth), found.reason
+    assert found.stated.counted == len(made.truth), found.reason
     gaps = torch.cdist(features, found.inputs).min(1).values
     assert gaps.max() < 1e-3 * features.norm(dim=1).max()
 

@@ -11,10 +11,7 @@ from remnant.models import build
 from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
 from remnant.training.fleet import chunk_size, share, train_fleet
 from remnant.types import Examples, Scaling
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def digits(n=40, extra=3):

@@ -85,7 +85,7 @@ def refused(folder, capsys, body, method="", verb="audit"):
         ("sys.exit(0)", "got an error: SystemExit: 0"),
         ("raise BaseException('stop\\nhere')", "got an error: BaseException: stop"),
         ("raise ValueError('\\x1b[2J' + 'x' * 10**6)", "got an error: ValueError: \\x1b[2J"),
-        ("return {'logits': y}", "n x c finite real numbers, got a dict"),
+        ("return {'scores': y}", "n x c finite real numbers, got a dict"),
         ("return y, y", "got a tuple"),
         ("return None", "got a NoneType"),
         ("return y[:, None]", "got the shape (2, 1, 10) for 2 records"),

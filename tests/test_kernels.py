@@ -10,10 +10,7 @@ from remnant.gradients import gram
 from remnant.kernels import Dense, kernels, predict, regress
 from remnant.models import build
 from remnant.training import accuracy
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def inputs(n, d, seed=0):

@@ -197,7 +197,7 @@ def test_labels_and_objectives_follow_what_is_known():
     told = Target(model=target.model, input_shape=(1, 8, 8), knowledge=known)
     assert duals_for(told, 10, 6, None).labels.tolist() == [3, 3, 7, 3, 3, 7]
     found = KKT(starts=1, steps=2)(told, generator=seeded())
-    assert found.figures["counted"] == 3
+    assert found.stated.counted == 3
     assert set(found.labels.tolist()) == {3, 7}
 
 

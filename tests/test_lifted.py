@@ -11,10 +11,7 @@ from remnant.scoring import greedy, squared_l2
 from remnant.solvers.lifted import explain, recover_linearised, rounding, unknowns
 from remnant.training import GradientDescent, solve_linearised, train
 from remnant.types import Evidence, Knowledge, Scaling, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def digits(records, classes, seed=0):

@@ -10,10 +10,7 @@ from torch import nn
 
 from remnant.errors import WeightsError
 from remnant.models import align, build, infer_model, load_weights, read_weights, save_weights
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 class Classes(nn.Module):

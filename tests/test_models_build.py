@@ -10,10 +10,7 @@ from torch import nn
 
 from remnant.errors import InputError
 from remnant.models import ACTIVATIONS, build, parse_model
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def kinds(model):

@@ -5,10 +5,7 @@ import torch
 from torch import nn
 
 from remnant.models.residual import Block, freeze_norms, residual
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 @pytest.mark.parametrize(("pool", "features"), [(True, 6), (False, 6 * 4 * 4)])

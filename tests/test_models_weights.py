@@ -130,7 +130,7 @@ def test_a_whole_model_is_refused_by_name(tmp_path, model):
         ({}, "got an empty state dict"),
         ({"state_dict": {}}, "got an empty state dict"),
         ({"epoch": 3, "net": torch.zeros(3)}, "got a int under 'epoch'; save model.state_dict()"),
-        ({"net": {"0.weight": torch.zeros(3)}}, "got a dict under 'net'"),
+        ({"other": {"0.weight": torch.zeros(3)}}, "got a dict under 'other'"),
         ({3: torch.zeros(3)}, "got a Tensor under 3"),
         ({"a\nb": torch.zeros(3)}, "got a Tensor under 'a\\nb'"),
         (
@@ -191,7 +191,9 @@ def test_what_is_not_a_readable_file_is_refused(tmp_path, monkeypatch):
     assert "got no such file" in refused(tmp_path / "gone.pt")
     (tmp_path / "folder.pt").mkdir()
     assert "got a folder" in refused(tmp_path / "folder.pt")
-    assert "expected a .safetensors, .pt, .pth or .ckpt file, got .h5" in refused(tmp_path / "w.h5")
+    assert "expected a .safetensors, .pt, .pth, .pth.tar, .ckpt or .bin file, got .h5" in refused(
+        tmp_path / "w.h5"
+    )
     assert "got no suffix" in refused(tmp_path / "w")
     (tmp_path / "w.pt").write_bytes(b"x")
 
@@ -332,3 +334,16 @@ def test_a_packed_archive_is_not_unpacked(tmp_path):
         for name, body in members.items():
             new.writestr(name, body)
     assert "expected a file by torch.save, got a packed archive" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "key", ["model", "net", "ema", "module", "state_dict", "module_state_dict"]
+)
+@pytest.mark.parametrize("name", ["w.pth.tar", "w.bin", "w.ckpt"])
+def test_a_checkpoint_with_its_optimizer_is_read(tmp_path, model, key, name):
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    saved = {key: model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
+    torch.save(saved, tmp_path / name)
+    same(read_weights(tmp_path / name), model.state_dict())

@@ -14,14 +14,11 @@ from remnant.training.private_fleet import (
     train_private_fleet,
 )
 from remnant.types import Scaling
+from seeding import seeded
 
 DIGITS = load("digits")
 KNOWN = DIGITS.take(range(20))
 RECIPE = PrivateDescent(lr=0.5, steps=5, noise=0.0, clip=0.4, momentum=0.5, weight_decay=1e-3)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def network(text="mlp:64-8-10:elu"):

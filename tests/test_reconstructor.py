@@ -15,10 +15,7 @@ from remnant.solvers.reconstructor.ridge import (
     fit_ridge,
     kernel_of,
 )
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def draws(*shape, seed=0):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from remnant.solvers.numerics import minimise
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of, solve_columns
 from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import frames

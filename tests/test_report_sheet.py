@@ -11,7 +11,7 @@ from remnant.errors import InputError
 from remnant.report import candidates_sheet, draw_sheet, drawable, finding_sheet
 from remnant.report.sheet import (
     EXPOSED,
-    LIMIT,
+    LOOK,
     _fit,
     _font,
     record_caption,
@@ -158,9 +158,9 @@ def test_without_truth_there_are_candidates_and_confidence():
 def test_a_sheet_of_nothing_and_of_too_many():
     nothing = pixels(draw_sheet(None, images(0, 8, 8), [], title="none", footer="none"))
     assert nothing.shape[1] >= 640
-    many = LIMIT + 30
+    many = LOOK.limit + 30
     page = pixels(draw_sheet(None, images(many, 8, 8), [("x",)] * many, title="t", footer="f"))
-    assert page.shape[0] == sheet_layout(LIMIT, (8, 8), originals=False, lines=1).height
+    assert page.shape[0] == sheet_layout(LOOK.limit, (8, 8), originals=False, lines=1).height
 
 
 def test_tables_are_not_drawn():

@@ -1,6 +1,6 @@
 import pytest
 
-from remnant.report.table import kinds_of, record_table, text_table
+from remnant.report.table import kinds_of, record_table
 
 
 def test_whole_numbers_are_rounded_and_checked():
@@ -28,7 +28,6 @@ def test_what_cannot_be_a_value_is_unclear(value, kind, shown):
     (row,) = record_table([value], kinds=[kind]).rows
     assert not row.clear
     assert row.recovered == shown
-    assert "(unclear)" in text_table(record_table([value], kinds=[kind]))
 
 
 def test_numbers_agree_within_a_hundredth_of_size_or_spread():
@@ -36,17 +35,10 @@ def test_numbers_agree_within_a_hundredth_of_size_or_spread():
     assert [row.agrees for row in table.rows] == [True, False, False]
 
 
-def test_without_truth_there_are_two_columns_and_no_verdict():
+def test_without_truth_nothing_is_said_to_agree():
     table = record_table([1.5, 2.0], features=["a", "longer name"])
     assert table.agreeing is None
-    lines = text_table(table).splitlines()
-    assert lines[1].split() == ["feature", "recovered"]
-    assert len(lines) == 5
-    assert lines[3].index("1.5") == lines[4].index("2")
-
-
-def test_names_cannot_break_out_of_the_terminal():
-    assert "\x1b" not in text_table(record_table([1.0], features=["<script>&\x1b[2J"]))
+    assert [row.feature for row in table.rows] == ["a", "longer name"]
 
 
 def test_kinds_come_from_the_known_records():

@@ -176,7 +176,7 @@ def test_other_public_data_is_another_reconstruction(folder, capsys, part):
 def test_every_flag_of_a_reconstruction_is_in_its_spec():
     hashed = {
         "weights", "initial", "gradient", "known", "recipe", "public", "mean", "std",
-        "coefficients",
+        "coefficients", "tokenizer",
     }  # fmt: skip
     decided = {*DECIDE, *hashed, "shape", "bounds", "seed"}
     # Data is hashed wherever it was found, and fleets are the same wherever they are trained.

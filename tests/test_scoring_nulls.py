@@ -6,11 +6,7 @@ import torch
 from remnant.errors import DataError
 from remnant.scoring import squared_l2
 from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
+from seeding import seeded
 
 TRAIN = torch.rand(6, 1, 5, 5, generator=seeded(9))
 

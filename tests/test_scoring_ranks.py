@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from remnant.scoring.ranks import SHUFFLES, _midranks, compare
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def rows(k, seed, d=20):

@@ -20,10 +20,7 @@ from remnant.scoring.score import (
     summarise,
 )
 from remnant.types import Candidates, Examples, Finding, Status
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def examples(inputs, bounds=(0.0, 1.0)):

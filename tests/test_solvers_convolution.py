@@ -10,10 +10,7 @@ from remnant.errors import InputError
 from remnant.solvers.convolutions.convolution import Inversion, invert_features
 from remnant.solvers.convolutions.prefix import jacobian, matrix, read_prefix
 from remnant.solvers.convolutions.room import room_along, weak_directions
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def net(*layers, seed=0):

@@ -6,10 +6,7 @@ from remnant.errors import InputError
 from remnant.solvers.batch.label_counts import infer_labels
 from remnant.solvers.batch.matching import Matching, draw, match_gradient, total_variation
 from remnant.training import loss_named
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def net(*layers, seed=0, dtype=torch.float64):

@@ -10,10 +10,7 @@ from remnant.data import load
 from remnant.solvers.blends import hides_more, told_apart
 from remnant.solvers.spans import Spectrum
 from remnant.types import Knowledge, Scaling, Status, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 def table(count, scaled=True, seed=0):
@@ -55,7 +52,7 @@ def check(target, truth, found, least, most):
     assert found.status is Status.COMPLETE, found.reason
     mine, records = (target.scaling.to_model(t.double()) for t in (found.inputs, truth))
     true = torch.cdist(mine, records).min(1).values / truth.shape[1] ** 0.5
-    stated = torch.tensor(found.figures["error"], dtype=torch.float64)
+    stated = torch.tensor(found.stated.error, dtype=torch.float64)
     assert bool((true <= stated).all()), (true, stated)
     assert least < float(stated.min())
     assert float(stated.max()) < most
@@ -95,7 +92,7 @@ def test_coarser_gradients_state_larger_errors():
     for stored in (torch.float32, torch.bfloat16):
         target = gradient_target(x, y, scaling, dense(150), stored)
         found = Gradient()(target, generator=seeded())
-        worst.append(max(found.figures["error"]))
+        worst.append(max(found.stated.error))
     assert worst[1] > 100 * worst[0]
 
 
@@ -112,8 +109,8 @@ def test_records_added_up_by_the_network_are_not_certified():
         model[2].bias[2:] = -1e4  # two classes: residuals are parallel
     target = gradient_target(x, y, scaling, model)
     found = Gradient()(target, generator=seeded())
-    assert found.figures["counted"] == 1
-    assert found.figures["certified"] == 0
+    assert found.stated.counted == 1
+    assert found.stated.certified == 0
     assert "may be blends" in found.reason
 
 
@@ -159,7 +156,7 @@ def test_records_that_fire_the_same_neurons_are_not_certified():
     assert not bool((fired[0] == fired[2]).all())
     target = gradient_target(x, torch.arange(4), Scaling(), model, records=4)
     found = Gradient()(target, generator=seeded())
-    passed = torch.tensor(found.figures["passed"])
+    passed = torch.tensor(found.stated.passed)
     near = torch.cdist(found.inputs, x).argmin(1)[passed]
     assert sorted(near.tolist()) == [2, 3]
     assert found.status is Status.PARTIAL

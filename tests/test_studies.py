@@ -28,7 +28,7 @@ from remnant.report.lines import draw_lines, line_panels
 from remnant.scoring import squared_l2
 from remnant.store import open_run
 from remnant.sweep.table import as_csv, read_rows
-from remnant.types import Candidates, Status
+from remnant.types import Candidates, Stated, Status
 
 INFORMED = {"records": 30, "shadows": 40, "targets": 2, "epochs": 3, "evaluations": 6}
 TOY = {"starts": 2, "steps": 10, "width": 24, "data": "digits"}
@@ -216,7 +216,7 @@ def test_a_certified_candidate_without_a_record_of_its_own_is_wrong():
         confidence=torch.ones(4),
         status=Status.PARTIAL,
         reason="",
-        figures={"passed": [True, True, False, True], "counted": 3},
+        stated=Stated(passed=[True, True, False, True], counted=3),
     )
     row = squared_scores(clients, found, 0.0)
     assert (row["recovered"], row["certified"], row["wrongly_certified"]) == (2, 3, 1)

@@ -84,7 +84,7 @@ def test_errors_are_outcomes_and_faults_are_tried_again(run, tmp_path, on):
         assert outcomes[0].value is None  # NaN, as JSON has it
     assert marks(tmp_path, "begun") == [0, 1, 2, 2, 3]
     with pytest.raises(InputError, match="got 1"):
-        list(run_tasks(faulty, SPECS[:4], on=on, shared=tmp_path))
+        list(run_tasks(faulty, SPECS[:2], on=on, shared=tmp_path))
 
 
 def test_the_task_of_a_process_that_dies_is_run_again(run, tmp_path):
@@ -175,7 +175,7 @@ def test_dask_returns_the_same_and_survives_a_killed_worker(tmp_path):
 
 def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "ANSWER", 0.2)
+    monkeypatch.setattr(executors, "PATIENCE", executors.Patience(answer=0.2))
     with pytest.raises(InputError, match="got no answer; start `dask scheduler` there"):
         list(run_tasks(square, SPECS, on="dask://127.0.0.1:9"))
 

@@ -66,7 +66,7 @@ def test_a_small_memory_makes_small_chunks(tmp_path, monkeypatch):
 
 def test_a_fleet_is_read_again_and_only_one_chunk_trained(tmp_path, monkeypatch):
     fleet = small_fleet()
-    monkeypatch.setattr(fleets, "LARGEST", 3)
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 3)
     first = spread_fleet(fleet, cache=tmp_path, on="jobs:1")
     trained = []
     train = Fleet.train
@@ -80,7 +80,7 @@ def test_a_fleet_is_read_again_and_only_one_chunk_trained(tmp_path, monkeypatch)
 
 def test_a_chunk_that_is_done_survives_a_kill(tmp_path, monkeypatch):
     fleet = small_fleet()
-    monkeypatch.setattr(fleets, "LARGEST", 4)
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
 
     def killed(run, name, value):
         raise KeyboardInterrupt
@@ -89,7 +89,7 @@ def test_a_chunk_that_is_done_survives_a_kill(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         spread_fleet(fleet, cache=tmp_path, on="jobs:1")
     monkeypatch.undo()
-    monkeypatch.setattr(fleets, "LARGEST", 4)
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
     monkeypatch.setattr(Fleet, "train", lambda *_, **__: pytest.fail("trained again"))
     weights = spread_fleet(fleet, cache=tmp_path, on="jobs:1")
     assert all(len(value) == 9 for value in weights.values())

@@ -10,12 +10,9 @@ from remnant.errors import InputError
 from remnant.models import Linearised, linearise
 from remnant.training import GradientDescent, solve_linearised, targets, train
 from remnant.types import Examples, Scaling
+from seeding import seeded
 
 SCALING = Scaling(mean=torch.tensor(0.5))
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def records(n: int = 5, classes: int = 3) -> Examples:

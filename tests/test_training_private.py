@@ -15,12 +15,9 @@ from remnant.models import build, parse_model
 from remnant.training import GradientDescent, loss_named, train
 from remnant.training.private import PerRecord, PrivateDescent, cut, train_private
 from remnant.types import Examples, Scaling
+from seeding import seeded
 
 DIGITS = load("digits").take(range(40))
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def network(text="mlp:64-8-10:tanh"):

@@ -16,6 +16,7 @@ from remnant.types import (
     Knowledge,
     Matches,
     Scaling,
+    Stated,
     Status,
     Target,
 )
@@ -54,7 +55,9 @@ def test_values_are_frozen():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"inputs": torch.zeros(3, 2, dtype=torch.int64)}, "expected floats, n x shape, got"),
+        ({"inputs": torch.zeros(3, 2, dtype=torch.int32)}, "expected floats, n x shape, or"),
+        ({"inputs": torch.tensor([[1, -1, 2]] * 3)}, "tokens from 0, -1 only after the end"),
+        ({"inputs": torch.tensor([[-1, -1]] * 3)}, "tokens from 0, -1 only after the end"),
         ({"inputs": torch.rand(3)}, "n x shape"),
         ({"labels": torch.zeros(2)}, "labels: expected 3, one a record, got 2"),
         ({"ids": ("a", "b", "b")}, "3 different ones, got 3, of which 2 differ"),
@@ -160,3 +163,41 @@ def test_a_finding_is_json_and_comes_back():
 def test_a_malformed_finding_is_refused(text, words):
     with pytest.raises(InputError, match=words):
         Finding.from_json(text)
+
+
+def test_what_an_attack_states_is_kept_among_the_figures_and_read_back():
+    stated = Stated(counted=3, certified=1, passed=(True, False), error=(1e-6, None))
+    found = Candidates(
+        inputs=torch.zeros(2, 4),
+        confidence=torch.zeros(2),
+        status=Status.PARTIAL,
+        reason="",
+        stated=stated,
+        figures={"gap": 2.0},
+    )
+    tensors, about = found.parts()
+    assert about["figures"] == {
+        "gap": 2.0,
+        "counted": 3,
+        "certified": 1,
+        "passed": (True, False),
+        "error": (1e-6, None),
+    }
+    back = Candidates.from_parts(tensors, about)
+    assert (back.stated, back.figures) == (stated, {"gap": 2.0})
+    assert Stated.read({}) == Stated()
+    assert Stated().figures() == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"figures": {"certified": 2}},
+        {"stated": Stated(passed=(True,))},
+        {"stated": Stated(error=(0.1, 0.1, 0.1))},
+    ],
+)
+def test_candidates_refuse_what_does_not_fit_them(wrong):
+    whole = {"inputs": torch.zeros(2, 4), "confidence": torch.zeros(2)}
+    with pytest.raises(InputError, match="candidates: "):
+        Candidates(**whole, status=Status.PARTIAL, reason="", **wrong)

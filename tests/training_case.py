@@ -5,12 +5,9 @@ from torch import nn
 
 from remnant.training import train
 from remnant.types import Examples, Scaling
+from seeding import seeded
 
 SCALING = Scaling(mean=torch.full((4, 6), 0.4), std=torch.tensor(0.5))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def records(n: int = 10, classes: int = 3, seed: int = 1) -> Examples:

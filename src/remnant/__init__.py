@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remnant.attacks import ATTACKS, NTK, Gradient
+    from remnant.attacks import ATTACKS, GLM, KKT, NTK, Gradient, Informed
     from remnant.auditing import assess, audit
     from remnant.capturing import GradientHook, capture, capture_step, save_gradient
     from remnant.data import load, mean_image, split
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTACKS",
+    "GLM",
+    "KKT",
     "NTK",
     "Candidates",
     "Examples",
     "Finding",
     "Gradient",
     "GradientHook",
+    "Informed",
     "Knowledge",
     "Scaling",
     "Status",
@@ -53,7 +56,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "attacks": ("ATTACKS", "NTK", "Gradient"),
+    "attacks": ("ATTACKS", "GLM", "KKT", "NTK", "Gradient", "Informed"),
     "auditing": ("assess", "audit"),
     "capturing": ("GradientHook", "capture", "capture_step", "save_gradient"),
     "data": ("load", "mean_image", "split"),

@@ -18,6 +18,10 @@ AUDIT_SCHEMA = "remnant.audit/1"
 NULLS: Mapping[str, tuple[str, str]] = {
     "held_out": ("held-out records", "records of the same kind that were never trained on"),
     "nearest_public": ("nearest public record", "the best that the adversary already had"),
+    "frequent_tokens": (
+        "the most frequent tokens",
+        "at each place the token that stands there most often in public texts",
+    ),
     "public_mean": ("mean of a class", "nearer to most records than any other record is"),
     "span_noise": ("noise in their span", "random combinations of the training records"),
     "blends": (

@@ -31,18 +31,20 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-EVERY = 2.0  # seconds between two states of one loop
-LONGEST = 30.0  # where writing them is slow
-SHARE = 0.02  # of the time that writing may take
-
 
 @dataclass(frozen=True, kw_only=True)
 class Keeper:
-    """Where states are kept: `load` gives None where there is none that can be trusted."""
+    """Where states are kept: `load` gives None where there is none that can be trusted.
+
+    every: seconds between two states of one loop; up to `longest` where writing them would take
+    more than a `share` of the time.
+    """
 
     load: Callable[[str], dict[str, Tensor] | None]
     save: Callable[[str, dict[str, Tensor]], object]
-    every: float = EVERY
+    every: float = 2.0
+    longest: float = 30.0
+    share: float = 0.02
 
 
 _keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
@@ -95,7 +97,9 @@ class Checkpoint:
         self.keeper.save(self.key, pack([draws, state]))
         self.last = time.monotonic()
         if self.keeper.every:  # 0: after every step, whatever it costs
-            self.pause = min(max(self.keeper.every, (self.last - begun) / SHARE), LONGEST)
+            self.pause = min(
+                max(self.keeper.every, (self.last - begun) / self.keeper.share), self.keeper.longest
+            )
 
 
 def checkpoint(name: str, *given: Any, generator: torch.Generator | None = None) -> Checkpoint:

@@ -41,6 +41,7 @@ class Examples:
 
     Labels are `n` integers (classes) or `n` / `n x c` floats (regression targets).
     `bounds` is the box of the data's own scale, (0, 1) for images, None for tables.
+    Texts are inputs of whole numbers, n x length tokens, -1 after the end of each.
     """
 
     inputs: Tensor
@@ -51,9 +52,16 @@ class Examples:
 
     def __post_init__(self) -> None:
         n = len(self.inputs)
-        if self.inputs.ndim < 2 or not self.inputs.is_floating_point():
+        tokens = self.inputs.ndim == 2 and self.inputs.dtype == torch.int64
+        if self.inputs.ndim < 2 or not (tokens or self.inputs.is_floating_point()):
             got = f"{self.inputs.dtype} of shape {tuple(self.inputs.shape)}"
-            raise InputError(expected(f"{self.name}: inputs", "floats, n x shape", got))
+            wanted = "floats, n x shape, or n x length tokens (int64)"
+            raise InputError(expected(f"{self.name}: inputs", wanted, got))
+        if tokens:
+            ended = self.inputs < 0
+            if bool(ended[:, :1].any()) or bool((ended[:, :-1] & ~ended[:, 1:]).any()):
+                wanted = "tokens from 0, -1 only after the end"
+                raise InputError(expected(f"{self.name}: inputs", wanted, "others"))
         if len(self.labels) != n:
             raise InputError(
                 expected(f"{self.name}: labels", f"{n}, one a record", len(self.labels))
@@ -77,6 +85,11 @@ class Examples:
         return tuple(self.inputs.shape[1:])
 
     @property
+    def are_texts(self) -> bool:
+        """Whether the inputs are tokens."""
+        return not self.inputs.is_floating_point()
+
+    @property
     def classes(self) -> int:
         """The number of classes, or 0 where labels are real numbers."""
         if self.labels.is_floating_point() or len(self) == 0:
@@ -93,6 +106,12 @@ class Examples:
             bounds=self.bounds,
             name=self.name,
         )
+
+
+def token_rows(inputs: Tensor) -> list[list[int]]:
+    """The tokens of each of n x length rows, which end before the first negative number."""
+    rows = inputs.detach().cpu().flatten(1).round().long().tolist()
+    return [row[: next((k for k, token in enumerate(row) if token < 0), len(row))] for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -194,13 +213,39 @@ class Evidence:
                 raise InputError(expected(f"evidence: {name}", "float64", value.dtype))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What an attack states of its own result, without the truth: what a verdict is built on.
+
+    Files keep these fields among the `figures`, under the same names, where they are not empty.
+    """
+
+    counted: int | None = None  # records that the evidence shows; None = not known
+    certified: int | None = None  # records proved to be right; None = the attack proves nothing
+    passed: Sequence[bool] = ()  # one a candidate: whether it is certified
+    error: Sequence[float | None] = ()  # one a candidate: root mean square, in the model's scale
+    targets: Sequence[str] | None = None  # the records sought one at a time, in order, by id
+
+    @classmethod
+    def read(cls, figures: Mapping[str, Any]) -> Stated:
+        """Out of a file's `figures`, which hold other keys too."""
+        return cls(**{key: figures[key] for key in STATED if key in figures})
+
+    def figures(self) -> dict[str, Any]:
+        """What a file holds of this."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, (), [])}
+
+
+STATED = tuple(Stated.__dataclass_fields__)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
     """What an attack returns: `m` inputs in the data's own scale, best first.
 
-    `confidence` (m, 0..1) is computed without truth. `figures` are single numbers about the run
-    (JSON values), `trace` are series worth drawing. Nothing in here depends on the clock, so the
-    same seed gives the same bytes.
+    `confidence` (m, 0..1) is computed without truth. `stated` is what a verdict needs, `figures`
+    are other numbers about the run, only to be shown (JSON values), `trace` are series worth
+    drawing. Nothing in here depends on the clock, so the same seed gives the same bytes.
     """
 
     inputs: Tensor
@@ -208,6 +253,7 @@ class Candidates:
     status: Status
     reason: str
     labels: Tensor | None = None
+    stated: Stated = Stated()
     figures: Mapping[str, Any] = field(default_factory=dict)
     trace: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
@@ -217,13 +263,42 @@ class Candidates:
             raise InputError(expected("candidates: inputs", "m x shape", tuple(self.inputs.shape)))
         if tuple(self.confidence.shape) != (m,):
             raise InputError(expected("candidates: confidence", (m,), tuple(self.confidence.shape)))
-        if self.labels is not None and len(self.labels) != m:
-            raise InputError(
-                expected("candidates: labels", f"{m}, one a candidate", len(self.labels))
-            )
+        if not self.figures.keys().isdisjoint(STATED):
+            got = ", ".join(key for key in self.figures if key in STATED)
+            raise InputError(expected("candidates: figures", "no field of Stated", got))
+        each = {"labels": self.labels, "passed": self.stated.passed, "error": self.stated.error}
+        for name, values in each.items():
+            if values is not None and len(values) not in ((m,) if name == "labels" else (0, m)):
+                wanted = f"{m}, one a candidate"
+                raise InputError(expected(f"candidates: {name}", wanted, len(values)))
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON values to keep; `from_parts` makes the candidates of them again."""
+        tensors = {"inputs": self.inputs, "confidence": self.confidence}
+        if self.labels is not None:
+            tensors["labels"] = self.labels
+        return tensors, {
+            "status": str(self.status),
+            "reason": self.reason,
+            "figures": {**self.figures, **self.stated.figures()},
+            "trace": {name: list(series) for name, series in self.trace.items()},
+        }
+
+    @classmethod
+    def from_parts(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Candidates:
+        return cls(
+            inputs=tensors["inputs"],
+            confidence=tensors["confidence"],
+            labels=tensors.get("labels"),
+            status=Status(about["status"]),
+            reason=about["reason"],
+            stated=Stated.read(about["figures"]),
+            figures={k: v for k, v in about["figures"].items() if k not in STATED},
+            trace=about["trace"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -258,6 +333,11 @@ class Finding:
     figures: Mapping[str, Any] = field(default_factory=dict)
     trace: Mapping[str, Sequence[float]] = field(default_factory=dict)
     schema: str = FINDING_SCHEMA
+
+    @property
+    def stated(self) -> Stated:
+        """What the attack stated of its result."""
+        return Stated.read(self.figures)
 
     def to_json(self) -> str:
         """Two-space JSON without NaN or infinity (they become null)."""

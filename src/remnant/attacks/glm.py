@@ -27,7 +27,7 @@ from remnant.solvers.glm.closed_form import (
     rounding,
 )
 from remnant.solvers.glm.refit import refit
-from remnant.types import Candidates, Examples, Status, Target
+from remnant.types import Candidates, Examples, Stated, Status, Target
 
 UNCHECKED = "no equation over to check this: right if one record is unknown, the others exact"
 SAFETY = 3.0  # times the predicted error is stated: a prediction is an order of magnitude
@@ -192,7 +192,7 @@ class GLM:
             reason = "no record solves the equations"
             if case.bias is None and target.knowledge.labels is None:
                 reason = "without an intercept the record's label has to be known; give labels"
-            return nothing(target, Status.INCONCLUSIVE, reason, figures={"counted": 1})
+            return nothing(target, Status.INCONCLUSIVE, reason, stated=Stated(counted=1))
         inputs = target.scaling.to_data(torch.stack([f.input for f in found]))
         passed = torch.tensor([*map(self.sound, found)]) & in_box(inputs, target.bounds)
         alone = int(passed.sum()) == 1
@@ -213,12 +213,9 @@ class GLM:
             status=Status.COMPLETE if certified else Status.INCONCLUSIVE,
             reason=words(chosen, passed, self.trusted, checked)
             + (f", {worst_of(stated)}" if certified else ""),
+            stated=Stated(counted=1, certified=int(certified), passed=sure.tolist(), error=stated),
             figures={
-                "counted": 1,
                 "found": len(found),
-                "certified": int(certified),
-                "passed": sure.tolist(),
-                "error": stated,
                 "predicted_error": [f.error for f in chosen],
                 "misfit": [f.misfit for f in chosen],
                 "through": chosen[0].through,
@@ -443,12 +440,13 @@ def not_one(target: Target, case: Case) -> Candidates:
         reason = f"{len(case.inputs)} records are known and {missing + len(case.inputs)} in all"
         return nothing(target, Status.NOT_APPLICABLE, f"{reason}: none is missing")
     gradient = -case.gradient(case.labels()[0])
-    figures = {"counted": missing, "gradient": gradient.tolist()}
+    figures = {"gradient": gradient.tolist()}
     reason = (
         f"{missing} records are missing: only the sum of their residuals times their inputs is "
         "determined (figures: gradient), not the records"
     )
-    return nothing(target, Status.INCONCLUSIVE, reason, figures=figures)
+    stated = Stated(counted=missing)
+    return nothing(target, Status.INCONCLUSIVE, reason, stated=stated, figures=figures)
 
 
 def words(found: list[Found], passed: Tensor, trusted: float, checked: bool) -> str:

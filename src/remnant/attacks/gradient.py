@@ -15,6 +15,7 @@ from remnant.attacks.outcome import (
     in_data_scale,
     model_box,
     nothing,
+    seen,
     stated_errors,
     status_of,
     worst_of,
@@ -40,7 +41,7 @@ from remnant.solvers.tensor.two_layer import (
     tensor_attack,
 )
 from remnant.training.batch_gradient import batch_gradient
-from remnant.types import Candidates, Evidence, Examples, Status, Target
+from remnant.types import Candidates, Evidence, Examples, Stated, Status, Target
 
 Preset = Literal["exact", "paper", "matching"]
 PRESETS: tuple[Preset, ...] = ("exact", "paper", "matching")
@@ -53,7 +54,7 @@ ABOUT = About(
     defence="Clip and add noise to each gradient (differential privacy), or aggregate over so "
     "many clients that the batch exceeds half the first layer's width.",
     needs=("weights", "gradient"),
-    takes=(*HELD, "loss"),
+    takes=(*HELD, "loss", "tokenizer"),
     missing="gradient",
     stronger="give --gradient, what a client would send (remnant.capture), for federated training",
     spaces={
@@ -181,13 +182,14 @@ class Gradient:
         norm = self.norm if read.kind == "two layers" else None
         settings = TensorSettings(source=self.source, norm=norm)
         found = tensor_attack(read.network, read.gradient, count, settings, generator=generator)
-        figures = {"counted": count, "off": found.off, "sign_known": found.sign_known}
+        figures = {"off": found.off, "sign_known": found.sign_known, "read_as": read.kind}
         return Candidates(
             inputs=in_data_scale(target, read.directions_to_inputs(found.inputs, self.norm)),
             confidence=torch.full((count,), max(0.0, 1.0 - found.off)),
             status=Status.INCONCLUSIVE,
             reason="a tensor decomposition has no certificate; the residual is not evidence",
-            figures=figures | {"read_as": read.kind},
+            stated=Stated(counted=count),
+            figures=figures,
         )
 
     def match(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
@@ -212,7 +214,8 @@ class Gradient:
             labels=found.labels,
             status=Status.INCONCLUSIVE,
             reason="a small distance between gradients is not evidence of a right record",
-            figures={"counted": known.records, "distance": float(found.loss)},
+            stated=Stated(counted=known.records),
+            figures={"distance": float(found.loss)},
             trace={"distance": list(found.trace)},
         )
 
@@ -246,10 +249,9 @@ def conclude(
 ) -> Candidates:
     """Candidates in the data's own scale, certified ones first."""
     counted, spectrum = recovery.counted, recovery.spectrum
-    figures = {"counted": counted, "gap": spectrum.gap, "gap_clear": spectrum.clear}
-    trace = {"singular_values": spectrum.values.tolist()}
+    basics = seen(spectrum, counted)
     if not len(recovery.inputs):
-        return nothing(target, Status.INCONCLUSIVE, recovery.reason, figures=figures, trace=trace)
+        return nothing(target, Status.INCONCLUSIVE, recovery.reason, **basics)
     inputs, passed, error, more = undo_convolutions(
         target,
         recovery.inputs,
@@ -280,17 +282,17 @@ def conclude(
         labels=labels_from(target, residuals, inputs, order),
         status=status,
         reason=recovery.reason + more,
-        figures=figures
+        stated=Stated(
+            counted=counted, certified=certified, passed=passed[order].tolist(), error=stated
+        ),
+        figures=basics["figures"]
         | {
             "found": len(data),
-            "certified": certified,
             "rounds": recovery.rounds,
-            "passed": passed[order].tolist(),
-            "error": stated,
             "unexplained": None if again is None else max(again.first, again.next),
             "residuals": None if residuals is None else residuals[order].tolist(),
         },
-        trace=trace | {"found": recovery.found},
+        trace=basics["trace"] | {"found": recovery.found},
     )
 
 
@@ -316,14 +318,11 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
         labels=labels_from(target, found.residuals, inputs, order) if certified else None,
         status=status_of(sure, count),
         reason=f"{sure} of {count} records found and certified without the truth: {words}",
+        stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
         figures={
-            "counted": count,
             "found": count,
-            "certified": sure,
             "unexplained": found.misfit,
             "sign_known": found.sign_known,
-            "error": stated,
-            "passed": passed.tolist(),
             "residuals": found.residuals.tolist(),
         },
     )

@@ -28,7 +28,7 @@ from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, 
 from remnant.training.losses import predicted
 from remnant.training.recipes import Adam, GradientDescent
 from remnant.training.shadows import Fleet, trained
-from remnant.types import Candidates, Examples, Knowledge, Status, Target
+from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
 
 Method = Literal["replay", "ridge", "reconn"]
 METHODS: tuple[Method, ...] = ("replay", "ridge", "reconn")
@@ -274,7 +274,7 @@ class Informed:
         fleet = trained(wanted)
         observation = self.observation(target)
         seen, mine = observation.seen(run, fleet), observation.seen(run, stacked(target.weights))
-        figures: dict[str, Any] = {"counted": 1, "found": 1, "certified": 0, "shadows": count}
+        figures: dict[str, Any] = {"found": 1, "shadows": count}
         if self.method == "ridge":
             guess, label = fit_per_label(seen, public, labels)(mine, unknown_labels(target, 1))
         else:
@@ -289,6 +289,7 @@ class Informed:
             labels=label,
             status=Status.INCONCLUSIVE,
             reason="a learned reconstruction has no certificate; replay has one",
+            stated=Stated(counted=1, certified=0),
             figures=figures,
         )
 
@@ -367,12 +368,9 @@ def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidate
         labels=labels,
         status=status_of(sure, count),
         reason=words,
+        stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
         figures={
-            "counted": count,
             "found": count,
-            "certified": sure,
-            "passed": passed.tolist(),
-            "error": stated,
             "residual": residual,
             "determined": bool(found.determined[0]),
             "evaluations": found.evaluations,

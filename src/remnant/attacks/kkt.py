@@ -27,7 +27,7 @@ from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.training import DecayTime, train
 from remnant.training.losses import predicted
-from remnant.types import Candidates, Examples, Knowledge, Status, Target
+from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
 
 Preset = Literal["default", "paper"]
 PRESETS: tuple[Preset, ...] = ("default", "paper")
@@ -287,8 +287,8 @@ def conclude(
         labels=labels,
         status=status,
         reason=reason,
+        stated=Stated(counted=records_of(target) or spectrum.count),
         figures={
-            "counted": records_of(target) or spectrum.count,
             "spectrum_count": spectrum.count,
             "gap": spectrum.gap,
             "objective": duals.objective,
@@ -374,8 +374,8 @@ def conclude_paper(
         labels=None if duals.objective == "free" else duals.labels[order],
         status=Status.INCONCLUSIVE,
         reason=words,
+        stated=Stated(counted=counted),
         figures={
-            "counted": counted,
             "objective": duals.objective,
             "trials": len(runs),
             "diverged": sum(not math.isfinite(r.loss) for r in runs),

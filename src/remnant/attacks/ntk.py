@@ -29,7 +29,7 @@ from remnant.solvers.difference.search import Search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
 from remnant.training import GradientDescent, train
-from remnant.types import Candidates, Evidence, Examples, Knowledge, Status, Target
+from remnant.types import Candidates, Evidence, Examples, Knowledge, Stated, Status, Target
 
 Preset = Literal["auto", "exact", "paper", "projected"]
 PRESETS: tuple[Preset, ...] = ("auto", "exact", "paper", "projected")
@@ -134,7 +134,7 @@ class NTK:
         """By the layers' graph; what that does not solve may be a linearised network."""
         how = Search(starts=self.starts, iterations=self.iterations, patience=self.patience)
         found = recover_exactly(target, evidence, how, generator)
-        count = found.figures.get("counted")
+        count = found.stated.counted
         if found.status in FOUND or count is None:
             return found
         lifted = recover_linearised(target.model, evidence, generator=generator, count=count)
@@ -145,7 +145,6 @@ class NTK:
             return found
         n, sure, data = lifted.count, int(passed.sum()), in_data_scale(target, lifted.inputs)
         stated = stated_errors(target, data, lifted.error, passed)
-        figures = {"counted": n, "certified": sure, "passed": passed.tolist(), "error": stated}
         return Candidates(
             inputs=data,
             confidence=passed.float(),
@@ -153,7 +152,8 @@ class NTK:
             reason=f"{sure} of {n} records found and certified without the truth, "
             f"{worst_of(stated)}: training was linear about the initial weights, and they explain "
             f"all of it to {lifted.residual:.0e}",
-            figures=dict(found.figures) | figures,
+            stated=Stated(counted=n, certified=sure, passed=passed.tolist(), error=stated),
+            figures=found.figures,
             trace=found.trace,
         )
 
@@ -172,10 +172,9 @@ class NTK:
             return replace(found, reason=f"{found.reason}{more} for approximate candidates")
         rough = self.project(target, evidence, generator)
         said = f"not exact, since {found.reason}; instead {rough.reason}"
-        lapsed = ("passed", "error")  # they were about other candidates
-        figures = {k: v for k, v in found.figures.items() if k not in lapsed} | dict(rough.figures)
-        figures["certified"] = 0  # it could have certified some, and did not
-        return replace(rough, reason=said, figures=figures, trace=found.trace)
+        stated = Stated(counted=found.stated.counted, certified=0)  # some could have been certified
+        figures = {**found.figures, **rough.figures}
+        return replace(rough, reason=said, stated=stated, figures=figures, trace=found.trace)
 
     def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         count = target.knowledge.records
@@ -199,7 +198,7 @@ class NTK:
             confidence=torch.zeros(len(found.inputs)),
             status=Status.INCONCLUSIVE,
             reason="the paper's descent has no certificate; its residual is not evidence",
-            figures={"counted": None, "loss": found.loss},
+            figures={"loss": found.loss},
             trace={"loss": list(found.trace)},
         )
 

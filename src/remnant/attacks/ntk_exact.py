@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.ntk_rerun import polished
-from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
+from remnant.attacks.outcome import in_box, nothing, seen, stated_errors, status_of, worst_of
 from remnant.progress import task
 from remnant.solvers.blends import BLENDS, hides_more, told_apart
 from remnant.solvers.difference.decay import without_decay
@@ -31,7 +31,7 @@ from remnant.solvers.spans import (
     span_of,
 )
 from remnant.training.recipes import describe
-from remnant.types import Candidates, Evidence, Status, Target
+from remnant.types import Candidates, Evidence, Stated, Status, Target
 
 # Those with a shape that tells records apart; exact zeros, and exact records, come with ReLU alone.
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid)
@@ -214,14 +214,6 @@ def said_by(model: nn.Module, inputs: Tensor) -> Tensor | None:
     return None if outputs.shape[-1] < 2 else outputs.argmax(-1)
 
 
-def seen(spectrum: Spectrum, count: int | None) -> dict[str, Any]:
-    """What the spectrum says, for the finding and for its figure."""
-    return {
-        "figures": {"counted": count, "gap": spectrum.gap, "gap_clear": spectrum.clear},
-        "trace": {"singular_values": spectrum.values.tolist()},
-    }
-
-
 def conclude(
     target: Target,
     evidence: Evidence,
@@ -253,12 +245,9 @@ def conclude(
         labels = read_labels(target.model, evidence, model_inputs, recovery.duals)
     basics = seen(spectrum, count)
     stated = stated_errors(target, data[order], error[order], passed[order])
-    figures = {
+    figures: dict[str, Any] = {
         "found": len(data),
-        "certified": certified,
         "rounds": recovery.rounds,
-        "passed": passed[order].tolist(),
-        "error": stated,
         "exact": recovery.exact,
         "decay": decay,
     }
@@ -274,6 +263,9 @@ def conclude(
         labels=None if labels is None else labels[order],
         status=status_of(certified, count),
         reason=words_for(target, recovery, stated, certified, count) + more,
+        stated=Stated(
+            counted=count, certified=certified, passed=passed[order].tolist(), error=stated
+        ),
         figures=basics["figures"] | figures,
         trace=basics["trace"] | {"found": recovery.found},
     )

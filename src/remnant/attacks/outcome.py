@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remnant.types import Candidates, Status, Target
+from remnant.solvers.spans import Spectrum
+from remnant.types import Candidates, Stated, Status, Target
 
 BOX_ROOM = 0.05  # a record with a share of another mixed in leaves the box by that share
 ROUNDING = (
@@ -26,6 +27,15 @@ def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candida
     )
 
 
+def seen(spectrum: Spectrum, counted: int | None) -> dict[str, Any]:
+    """What a spectrum of singular values says, as fields of `Candidates`."""
+    return {
+        "stated": Stated(counted=counted),
+        "figures": {"gap": spectrum.gap, "gap_clear": spectrum.clear},
+        "trace": {"singular_values": spectrum.values.tolist()},
+    }
+
+
 def status_of(certified: int, count: int) -> Status:
     if certified == count:
         return Status.COMPLETE
@@ -35,7 +45,7 @@ def status_of(certified: int, count: int) -> Status:
 def stated_errors(
     target: Target, data: Tensor, squared: Tensor, passed: Tensor
 ) -> list[float | None]:
-    """What `figures["error"]` holds: the root-mean-square error of each of k candidates (k x shape,
+    """What `Stated.error` holds: the root-mean-square error of each of k candidates (k x shape,
     in the data's own scale) over its entries, in the model's scale; None for one not certified.
 
     squared: k, the squared L2 error to expect, in the model's scale. None is below what rounding

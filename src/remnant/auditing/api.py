@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from remnant.auditing.case import Case, halves
 from remnant.auditing.run import Plan, run_audit
+from remnant.auditing.texts import same_length
 from remnant.bundle import Audit
 from remnant.models.foreign import check_outputs
+from remnant.models.tokens import giving_logits
 from remnant.models.unwrap import unwrapped
 from remnant.store import hash_tensors, open_run, spec_hash
 from remnant.training import Recipe
@@ -43,9 +45,13 @@ def audit(
     """
     if public is None:
         holdout, public = halves(holdout)
+    if truth.are_texts:
+        truth, holdout, public = same_length(truth, holdout, public)
     held = target.knowledge if recipe is None else replace(target.knowledge, recipe=recipe)
     target = replace(target, model=unwrapped(target.model), knowledge=held)
-    check_outputs(target.model, target.scaling.to_model(truth.inputs[:2]), "audit: model")
+    few = target.scaling.to_model(truth.inputs[:2])
+    check_outputs(target.model, few, "audit: model")
+    target = replace(target, model=giving_logits(target.model, few))
     case = Case(target=target, truth=truth, holdout=holdout, public=public, loss=loss)
     plan = plan or Plan()
     # Every field of both, so that no other audit is taken for this one.

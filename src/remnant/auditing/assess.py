@@ -36,12 +36,12 @@ def assess(
 ) -> Finding:
     """Score candidates against the records and, alike, against sets that cannot leak.
 
-    Where `figures["targets"]` names the records that the candidates are for, in order, the truth is
+    Where `Stated.targets` names the records that the candidates are for, in order, the truth is
     those records, and each candidate is scored against its own: the adversary knew all others.
     Features of a table have unlike scales: they are scored in units of their spread in `public`.
     """
     unit = unit_of(truth, public)
-    targets = candidates.figures.get("targets")
+    targets = candidates.stated.targets
     if targets is not None:
         truth = truth.take([truth.ids.index(name) for name in targets])
     scaled = replace(candidates, inputs=unit.to_model(candidates.inputs))
@@ -60,8 +60,8 @@ def assess(
         attack=attack,
         status=candidates.status,
         reason=candidates.reason,
-        counted=candidates.figures.get("counted"),
-        figures=candidates.figures,
+        counted=candidates.stated.counted,
+        figures=candidates.parts()[1]["figures"],
         trace=candidates.trace,
         **scored,
     )
@@ -137,13 +137,13 @@ def without_truth(candidates: Candidates, *, attack: str) -> Finding:
         attack=attack,
         status=candidates.status,
         reason=candidates.reason,
-        counted=candidates.figures.get("counted"),
+        counted=candidates.stated.counted,
         records=None,
         recovered=None,
         threshold=None,
         per_record=per_candidate,
         nulls={},
         summary={"candidates": len(candidates)},
-        figures=candidates.figures,
+        figures=candidates.parts()[1]["figures"],
         trace=candidates.trace,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,12 +32,17 @@ class Case:
     ledger: Ledger | None = None
     delta: float = 1e-5
     assumed: tuple[str, ...] = ()  # what was guessed for want of being told, in sentences
+    words: Callable[[Sequence[int]], list[str]] | None = None  # of texts: tokens to pieces of it
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
         for name in ("truth", "holdout", "public"):
             examples: Examples = getattr(self, name)
-            if math.prod(examples.shape) != math.prod(self.target.input_shape):
+            if examples.are_texts or self.truth.are_texts:
+                if examples.shape != self.truth.shape or not examples.are_texts:
+                    wanted = f"texts in rows of {self.truth.shape[0]} tokens"
+                    raise InputError(expected(f"audit: {name}", wanted, examples.shape))
+            elif math.prod(examples.shape) != math.prod(self.target.input_shape):
                 wanted = f"records of shape {self.target.input_shape}"
                 raise InputError(expected(f"audit: {name}", wanted, examples.shape))
             if not len(examples):

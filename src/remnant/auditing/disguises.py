@@ -64,6 +64,8 @@ def reordered(records: Tensor, candidates: Tensor, within: float) -> int:
 
 def better_preparation(case: Case, attack: str) -> str | None:
     """What would make the declared records explain what this adversary holds, in words."""
+    if case.truth.are_texts:
+        return None
     held = next(iter(known_of_layer(case, attack)), None)
     if held is None or len(case.truth) > MANY:
         return None

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from remnant.attacks.glm import codes
 from remnant.auditing.case import Case
+from remnant.auditing.texts import losses_of
+from remnant.models.foreign import real_outputs
 from remnant.models.linear_files import LinearModel
 from remnant.training import loss_named
 
@@ -14,10 +16,16 @@ from remnant.training import loss_named
 def fit_of_records(case: Case) -> dict[str, dict[str, float]]:
     """By id: the loss, and for classes the margin, of each record under the released model."""
     truth, model = case.truth, case.target.model.eval()
+    if truth.are_texts:
+        losses = losses_of(case)
+        told = [{} if losses is None else {"loss": loss} for loss in losses or [0.0] * len(truth)]
+        return dict(zip(truth.ids, told, strict=True))
     like = next(model.parameters())
     inputs = case.target.scaling.to_model(truth.inputs.reshape(-1, *case.target.input_shape))
     with torch.no_grad():
-        parts = [model(part.to(like)) for part in inputs.split(1000)]
+        parts = [
+            real_outputs(model(part.to(like)), len(part), "model") for part in inputs.split(1000)
+        ]
     outputs, labels = torch.cat(parts).reshape(len(truth), -1).double(), truth.labels
     name = case.loss
     if isinstance(model, LinearModel):

@@ -11,7 +11,7 @@ from remnant.attacks.outcome import status_of
 from remnant.auditing.case import Case
 from remnant.errors import InputError, expected
 from remnant.seeds import generator_for
-from remnant.types import Candidates, Status, Target
+from remnant.types import Candidates, Stated, Status, Target
 
 Targets = int | tuple[str, ...] | None
 
@@ -49,13 +49,13 @@ def targets_without(case: Case, leave: LeaveOne, rows: Sequence[int]) -> Iterato
 
 
 def joined(case: Case, rows: Sequence[int], found: Sequence[Candidates]) -> Candidates:
-    """The best candidate for each record that was left out, in the order of figures["targets"].
+    """The best candidate for each record that was left out, in the order of `Stated.targets`.
 
     Records without a candidate come last there.
     """
     order = sorted(range(len(found)), key=lambda k: not len(found[k]))
     some = [found[k] for k in order if len(found[k])]
-    passed = [bool(part.figures.get("certified")) for part in some]
+    passed = [bool(part.stated.certified) for part in some]
     count, certified = len(rows), sum(passed)
     statuses = {part.status for part in found}
     labels = [part.labels for part in some if part.labels is not None]
@@ -68,18 +68,18 @@ def joined(case: Case, rows: Sequence[int], found: Sequence[Candidates]) -> Cand
         if statuses == {Status.NOT_APPLICABLE}
         else status_of(certified, count),
         reason=_words(found, certified, len(case.truth)),
-        figures={
-            "targets": [case.truth.ids[rows[k]] for k in order],
-            "certified": certified,
-            "passed": passed,
-            "error": [(part.figures.get("error") or [None])[0] for part in some],
-            "reasons": [found[k].reason for k in order],
-        },
+        stated=Stated(
+            targets=[case.truth.ids[rows[k]] for k in order],
+            certified=certified,
+            passed=passed,
+            error=[(part.stated.error or [None])[0] for part in some],
+        ),
+        figures={"reasons": [found[k].reason for k in order]},
     )
 
 
 def _words(found: Sequence[Candidates], certified: int, records: int) -> str:
     count = len(found)
     said = f"of {records} records {count} were left out in turn, {certified} of them certified"
-    rest = [part.reason for part in found if not part.figures.get("certified")]
+    rest = [part.reason for part in found if not part.stated.certified]
     return f"{said}; {'another' if certified else 'the first'}: {rest[0]}" if rest else said

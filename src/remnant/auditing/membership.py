@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from remnant.auditing.case import Case
 from remnant.auditing.strangers import Strangers
+from remnant.models.foreign import real_outputs
 from remnant.models.linear_files import LinearModel
 from remnant.scoring.claims import rms_distance
 from remnant.training import loss_named
@@ -159,7 +160,8 @@ def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, T
         like = next(model.parameters())
         inputs = case.target.scaling.to_model(records.inputs.reshape(-1, *case.target.input_shape))
         with torch.enable_grad():
-            outputs = model.eval()(inputs.to(like)).reshape(len(records), -1)
+            outputs = real_outputs(model.eval()(inputs.to(like)), len(records), "model")
+            outputs = outputs.reshape(len(records), -1)
             known = records.labels.is_floating_point() or case.loss != "ce"
             if len(seen) != 2 or seen[1].ndim != 2 or len(seen[1]) != len(records):
                 return None

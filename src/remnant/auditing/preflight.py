@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from remnant.attacks import ATTACKS
+from remnant.attacks.about import Cost
 from remnant.attacks.made import kind_of, make_attack
 from remnant.auditing.case import Case
 from remnant.auditing.left_out import Targets, rows_left_out
@@ -30,8 +31,13 @@ def preflight(
     for name in chosen(attacks):
         attack = make_attack(name, (settings or {}).get(name, {}))
         about, leave = attack.about, attack.about.leave_one
-        why_not, cost = attack.why_not(case.scene), attack.cost(case.scene)
-        runs = 1 if leave is None else len(rows_left_out(case, leave, targets, 0))
+        other = case.truth.are_texts and "tokenizer" not in about.takes
+        if other:
+            why_not: str | None = "it reconstructs numbers, and these records are texts"
+            cost = Cost(work=0.0, memory=0.0)
+        else:
+            why_not, cost = attack.why_not(case.scene), attack.cost(case.scene)
+        runs = 1 if leave is None or why_not else len(rows_left_out(case, leave, targets, 0))
         lacking = about.missing and getattr(case.target.knowledge, about.missing) is None
         fits = cost.memory < ROOM * free_memory()
         if why_not is None and not fits:
@@ -45,7 +51,9 @@ def preflight(
                 # Two: the control takes as long as the attack.
                 "seconds": None if why_not else _rounded(2 * runs * cost.work / speed),
                 "megabytes": None if why_not else _rounded(cost.memory / 1e6),
-                "stronger": about.stronger if lacking and not case.scene.linear else None,
+                "stronger": about.stronger
+                if lacking and not case.scene.linear and not other
+                else None,
             }
         )
     return rows

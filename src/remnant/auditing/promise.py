@@ -56,8 +56,9 @@ def promise(
     tried = len(finding.per_record) or 1
     proof = finding.summary.get("proof") or {}
     near = int(proof.get("claimed") or 0)
-    if near:
-        what, kappa = "within certified errors", max(proof["by_chance"] / tried, LEAST)
+    if near or proof.get("text"):
+        what = "word for word" if proof.get("text") else "within certified errors"
+        kappa = max(proof["by_chance"] / tried, LEAST)
     else:
         what = f"above a correlation of {NEAR:g}"
         guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))

@@ -29,13 +29,10 @@ from remnant.types import Candidates, Examples, Finding
 
 def marks(found: Candidates) -> tuple[Tensor, Tensor]:
     """m each: whether a candidate is certified, and its stated error (NaN = none)."""
-    m = len(found)
-    passed = [bool(p) for p in found.figures.get("passed") or ()]
-    stated = [math.nan if e is None else float(e) for e in found.figures.get("error") or ()]
-    certified = torch.zeros(m, dtype=torch.bool)
-    error = torch.full((m,), math.nan, dtype=torch.float64)
-    certified[: len(passed)] = torch.tensor(passed[:m], dtype=torch.bool)
-    error[: len(stated)] = torch.tensor(stated[:m], dtype=torch.float64)
+    m, stated = len(found), found.stated
+    certified = torch.tensor(list(stated.passed) or [False] * m, dtype=torch.bool)
+    known = [math.nan if e is None else e for e in stated.error] or [math.nan] * m
+    error = torch.tensor(known, dtype=torch.float64)
     finite = torch.isfinite(found.inputs.flatten(1)).all(1)
     return certified & finite, error
 
@@ -43,7 +40,7 @@ def marks(found: Candidates) -> tuple[Tensor, Tensor]:
 def undisguised(case: Case, found: Candidates, strangers: Strangers) -> tuple[Examples, str]:
     """The records as certified candidates show them: as declared, or mirrored and the like."""
     passed, _ = marks(found)
-    if not passed.any() or "targets" in found.figures:
+    if not passed.any() or found.stated.targets is not None:
         return case.truth, ""
     best, words = claims_of(found, case.truth, strangers), ""
     truth = case.truth
@@ -71,7 +68,7 @@ def in_disguise(strangers: Strangers, disguise: str) -> Strangers:
 def claims_of(found: Candidates, truth: Examples, strangers: Strangers) -> Claims:
     """The records that certified candidates may be claimed for."""
     certified, error = marks(found)
-    passed, targets = certified, found.figures.get("targets")
+    passed, targets = certified, found.stated.targets
     if targets is not None:
         # Sought for one record and found within rounding of it: a wrong guess lies elsewhere.
         truth = truth.take([truth.ids.index(name) for name in targets])
@@ -97,7 +94,7 @@ def prove(
     passed, error = marks(found)
     ranks = _ranks(case, found, finding, strangers) if not passed.any() else None
     member = explained(case, finding.attack, strangers) if ranks is not None else None
-    ids = finding.figures.get("targets") or case.truth.ids
+    ids = finding.stated.targets or case.truth.ids
     place = {name: i for i, name in enumerate(ids)}
     rows = []
     for row in finding.per_record:
@@ -132,7 +129,7 @@ def prove(
 
 def _ranks(case: Case, found: Candidates, finding: Finding, strangers: Strangers) -> Ranks | None:
     """Whoever knows the other records has them in every candidate: no stranger compares."""
-    if "targets" in found.figures or not len(found):
+    if found.stated.targets is not None or not len(found):
         return None
     finite = torch.isfinite(found.inputs.flatten(1)).all(1)
     return compare(

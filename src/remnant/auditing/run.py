@@ -7,9 +7,12 @@ that an audit that was interrupted goes on with the next one and ends with the s
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
+
+from torch import nn
 
 from remnant.attacks import Attack
 from remnant.attacks.made import make_attack
@@ -24,6 +27,7 @@ from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
 from remnant.auditing.proof import prove, undisguised
 from remnant.auditing.strangers import Strangers, strangers_of
+from remnant.auditing.texts import assess_texts
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
@@ -100,7 +104,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
         images=plan.images,
         redacted=plan.redacted,
     )
-    result, pictures = write_bundle(run, result, case.truth, candidates)
+    words = case.words if case.truth.are_texts else None
+    result, pictures = write_bundle(run, result, case.truth, candidates, words)
     write_page(run.path, result, pictures)
     if not plan.images:  # what an interrupted audit would have gone on with
         for row in rows:
@@ -250,6 +255,9 @@ def _file(name: str) -> str:
 
 def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers) -> Finding:
     """Scores beside nulls, and what they prove; of records as training saw them, if that shows."""
+    if case.truth.are_texts:
+        chance = generator_for(plan.seed, f"nulls {name}")
+        return assess_texts(case, found, strangers, attack=name, generator=chance)
     truth, disguise = undisguised(case, found, strangers)
     case = replace(case, truth=truth)
     shaped = replace(found, inputs=found.inputs.reshape(-1, *truth.shape))
@@ -277,9 +285,10 @@ def _written(
     case: Case, plan: Plan, strangers: Strangers, among: int
 ) -> tuple[Attacked, Candidates] | None:
     """Records that stand in the weights as they are, if any do."""
-    found = written(case, strangers)
-    if found is None:
+    read = written(case, strangers)
+    if read is None:
         return None
+    found, claims = read
     finding = assess(
         found,
         attack=NAME,
@@ -289,13 +298,12 @@ def _written(
         generator=generator_for(plan.seed, f"nulls {NAME}"),
         threshold=plan.threshold,
     )
-    figures = found.figures
     proof = {
         "claimed": len(found),
         "certified": len(found),
         "foreign": 0,
-        "chance": figures["chance"],
-        "by_chance": figures["by_chance"],
+        "chance": claims.chance,
+        "by_chance": claims.by_chance,
         "strangers": len(strangers.inputs),
     }
     rows = [{**row, "claimed": True, "above": False} for row in finding.per_record]
@@ -377,12 +385,21 @@ def _about(case: Case) -> dict[str, Any]:
     return {
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "layers": [type(m).__name__ for m in model.modules() if not list(m.children())],
+        "layers": _layers(model),
         "records": len(case.truth),
         "data": case.truth.name,
         "shape": list(case.truth.shape),
+        **({"text": True} if case.truth.are_texts else {}),
         **({"features": list(features)} if features else {}),
     }
+
+
+def _layers(model: nn.Module, most: int = 24) -> list[str]:
+    """The kinds of all layers in turn; past `most` how many of each there are."""
+    kinds = [type(m).__name__ for m in model.modules() if not list(m.children())]
+    if len(kinds) <= most:
+        return kinds
+    return [f"{count} {kind}" for kind, count in Counter(kinds).items()]
 
 
 def _data_hash(examples: Examples) -> str:

@@ -15,8 +15,9 @@ from torch import Tensor
 from remnant.auditing.case import Case
 from remnant.scoring.claims import repeats, rms_distance
 from remnant.scoring.ranks import compare
+from remnant.scoring.texts import share_right
 from remnant.seeds import generator_for
-from remnant.types import Examples, Scaling
+from remnant.types import Examples, Scaling, token_rows
 
 # Of the usual distance between a stranger and its nearest fellow: nearer than this to a training
 # record is a near copy. Noise of 2 to 5% lies at 0.1; a larger share loses honest strangers.
@@ -48,10 +49,11 @@ def strangers_of(case: Case) -> Strangers:
     """All strangers of a case but near copies, and what is to be said of them."""
     every, scaling = case.others, case.target.scaling
     rows, records = (scaling.to_model(e.inputs.double()).flatten(1) for e in (every, case.truth))
-    far = ~near_copies(rows, records)
+    texts = case.truth.are_texts  # of which only whole ones count, so that kinds do not matter
+    far = ~near_texts(every, case.truth) if texts else ~near_copies(rows, records)
     kept = every.take(far.nonzero().flatten())
     copies, left = int((~far).sum()), rows[far]
-    differ = differ_in_kind(case.truth, records, kept, left)
+    differ = not texts and differ_in_kind(case.truth, records, kept, left)
     first = len(case.holdout)
     shared = len(every) == first  # one set, given twice
     return Strangers(
@@ -78,6 +80,13 @@ def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
     among.fill_diagonal_(torch.inf)
     usual = among.min(1).values.median()
     return rms_distance(strangers, records).min(1).values < COPY * usual
+
+
+def near_texts(strangers: Examples, records: Examples, *, alike: float = 0.8) -> Tensor:
+    """s, bool: shares `alike` of its tokens, at their places, with a record."""
+    rows, texts = token_rows(strangers.inputs), token_rows(records.inputs)
+    near = [max(share_right(text, row) for text in texts) >= alike for row in rows]
+    return torch.tensor(near, dtype=torch.bool)
 
 
 def differ_in_kind(truth: Examples, records: Tensor, others: Examples, strangers: Tensor) -> bool:

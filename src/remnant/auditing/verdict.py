@@ -85,6 +85,10 @@ def judge(
 
 
 def _how(proof: Mapping[str, Any]) -> str:
+    if proof.get("text"):
+        words = ", word for word" + (", and certified" if proof["certified"] else "")
+        more = f"; {proof['foreign']} more were certified that are not among those given"
+        return words + (more if proof["foreign"] else "")
     words = ": certified, and within the stated error of the record itself"
     if proof["certified"] < proof["claimed"] and not proof["certified"]:
         words = ", to within a thousandth of what records differ by"
@@ -109,7 +113,7 @@ def _doubt(
         )
     if proof["foreign"]:
         return _foreign(finding, proof)
-    blind = "certified" in finding.figures and not proof["certified"]
+    blind = finding.stated.certified is not None and not proof["certified"]
     if blind or not finding.summary.get("candidates"):
         failed = control is not None and not control.passed
         return finding.reason + ("; the attack failed on its control too" if failed else "")
@@ -177,7 +181,7 @@ def _unmet(explained: Mapping[str, Any] | None, finding: Finding) -> str:
 
 def tried_some(finding: Finding) -> bool:
     """Whether the adversary was after some records only, one at a time."""
-    return "targets" in finding.figures
+    return finding.stated.targets is not None
 
 
 def overall(attacks: Sequence[Attacked], records: int) -> tuple[Verdict, str]:

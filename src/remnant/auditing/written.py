@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from remnant.auditing.case import Case
 from remnant.auditing.strangers import Strangers
 from remnant.scoring.claims import Claims, claim
-from remnant.types import Candidates, Status
+from remnant.types import Candidates, Stated, Status
 
 NAME = "written"
 TITLE = "Records written into the weights"
@@ -25,11 +25,14 @@ LIKE = 0.999  # correlation of a row that is a record; float16 and 4% of noise s
 NUMBERS = 20  # of a record; rows of fewer numbers resemble records by chance
 
 
-def written(case: Case, strangers: Strangers) -> Candidates | None:
-    """One candidate for each record that stands in the weights, None where there is none.
+def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | None:
+    """One candidate for each record that stands in the weights, and how they were claimed; None
+    where there is none.
 
     They are drawn as bright as a usual record: the weights do not tell their scale.
     """
+    if case.truth.are_texts:  # tokens are names: their numbers resemble nothing
+        return None
     d = math.prod(case.target.input_shape)
     rows = torch.cat([torch.zeros(0, d, dtype=torch.float64), *_rows(case, d)])
     if d < NUMBERS or not len(rows) or not len(strangers.inputs):
@@ -50,18 +53,15 @@ def written(case: Case, strangers: Strangers) -> Candidates | None:
         lengths = own.norm(dim=1, keepdim=True)
         own = own / lengths * strangers.inputs.norm(dim=1).median()
     shaped = own.reshape(-1, *case.truth.shape)
-    return Candidates(
+    found = Candidates(
         inputs=(shaped if centred else case.target.scaling.to_data(shaped)).float(),
         confidence=likeness[at].clamp(0, 1).float(),
         status=Status.PARTIAL,
         reason=f"{len(at)} rows, columns or biases of the weights are records, up to their scale "
         f"(correlation above {LIKE:g})",
-        figures={
-            "targets": [case.truth.ids[int(i)] for i in at],
-            "chance": claims.chance,
-            "by_chance": claims.by_chance,
-        },
+        stated=Stated(targets=[case.truth.ids[int(i)] for i in at]),
     )
+    return found, claims
 
 
 def _claims(case: Case, strangers: Strangers, rows: Tensor, centred: bool) -> tuple[Claims, Tensor]:

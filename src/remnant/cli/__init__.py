@@ -14,21 +14,16 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import NoReturn
 
-from remnant.cli.common import BAD_INPUT, DONE, INTERRUPTED, TERMINATED
+from remnant.cli.common import VERBS, Exit
 from remnant.cli.flags import Parser
 from remnant.errors import LONGEST, InputError, RemnantError, cut, printable, text_of
 
 __all__ = ["Parser", "main", "parser"]
 
 
-VERBS = (
-    "demo", "init", "audit", "reconstruct", "bound", "distill", "report", "study", "sweep", "runs",
-    "completion",
-)  # fmt: skip
-
-
-def parser() -> Parser:
-    """All verbs, each from its file's `add`; flags that need torch are added when asked for."""
+def parser(words: Sequence[str] | None = None) -> Parser:
+    """The parser of a command's words: the verb that they name with its flags, from its file's
+    `add`, and the others by name. Without words all verbs have their flags."""
     top = Parser(
         prog="remnant",
         description="What remains of your training data in the model you release?",
@@ -36,8 +31,14 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"remnant {_version()}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for verb in VERBS:
-        import_module(f"remnant.cli.{verb}").add(verbs)
+    named = VERBS if words is None else [word for word in words if not word.startswith("-")][:1]
+    files = {verb: "audit" if verb == "preflight" else verb for verb in VERBS}
+    entered = dict.fromkeys(files[verb] for verb in named if verb in files)
+    for verb, summary in VERBS.items():
+        if files[verb] not in entered:
+            verbs.add_parser(verb, help=summary)
+        elif files[verb] == verb:
+            import_module(f"remnant.cli.{verb}").add(verbs)
     return top
 
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             words = sys.argv[1:] if arguments is None else arguments
             # --help and --version leave from here by SystemExit; nobody else's code has run yet.
-            given = parser().parse_args(words)
+            given = parser(words).parse_args(words)
             given.command = shlex.join(["remnant", *words])
             code: int = _run(given)
             sys.stdout.flush()  # a full disk or a reader that left is told now, not after the code
@@ -60,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _say(str(error))
         except _Terminated:
             _say("terminated; the same command goes on from here")
-            return TERMINATED
+            return Exit.TERMINATED
         except KeyboardInterrupt:
             _say("interrupted; the same command goes on from here")
-            return INTERRUPTED
+            return Exit.INTERRUPTED
         except BrokenPipeError:
             # Whoever read our output has left; do not complain while closing it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return BAD_INPUT if getattr(given, "gate", False) else DONE
+            return Exit.BAD_INPUT if getattr(given, "gate", False) else Exit.DONE
         except Exception as error:
             return _say(_fault(error))
 
@@ -139,7 +140,7 @@ def _say(message: str) -> int:
     line = printable(cut(" ".join(message.split()), LONGEST))
     with suppress(OSError, ValueError):  # nobody hears it; the code says it
         print(f"remnant: {cut(line, LONGEST)}", file=sys.stderr, flush=True)
-    return BAD_INPUT
+    return Exit.BAD_INPUT
 
 
 def _version() -> str:

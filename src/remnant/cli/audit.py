@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.cases import read_case
 from remnant.cli.common import (
-    DONE,
+    Exit,
     add_verb,
     bars,
     prepare,
-    print_json,
     print_line,
     print_place,
+    print_result,
+    print_table,
     run_of,
-    say,
 )
 from remnant.cli.flags import add_flag, add_spec, given
 from remnant.cli.spec import AuditSpec, check_spec, read_spec
@@ -25,20 +26,16 @@ if TYPE_CHECKING:
     from remnant.bundle import Audit
     from remnant.store import Run
 
-EXPOSED, INCONCLUSIVE = 3, 4  # exit codes with --gate
 ONLY_AUDIT = ("threshold", "budget", "images", "redact")  # preflight has no use for them
 OTHERS = ("seed", "targets")  # flags, but not made from their fields
 
 
 def add(verbs: Any) -> None:
-    summary = "play every adversary that applies, and say what comes back"
-    audit = add_verb(verbs, "audit", summary, "remnant audit audit.yaml --out found")
-    audit.set_defaults(run=run, seed=None)
+    audit = add_verb(verbs, "audit", "remnant audit audit.yaml --out found", run=run)
+    audit.set_defaults(seed=None)
     audit.add_argument("--gate", action="store_true", help="exit 3 if exposed, 4 if inconclusive")
-    summary = "which attacks apply to a model, why not, and what they cost"
-    shared = ("quiet", "json", "threads")
-    before = add_verb(verbs, "preflight", summary, "remnant preflight audit.yaml", shared)
-    before.set_defaults(run=run_preflight)
+    shared, example = ("quiet", "json", "threads"), "remnant preflight audit.yaml"
+    before = add_verb(verbs, "preflight", example, shared=shared, run=run_preflight)
     for parser in (audit, before):
         parser.add_argument("spec", nargs="?", type=Path, help="audit.yaml")
         left = OTHERS if parser is audit else (*OTHERS, *ONLY_AUDIT)
@@ -69,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         stored = run_of(arguments, record, lambda run: run_audit(case, plan, run))
         result, _ = read_bundle(stored.path, images=False)
-    show(result, stored, arguments)
-    codes = {"exposed": EXPOSED, "inconclusive": INCONCLUSIVE}
-    return codes.get(result.verdict, DONE) if arguments.gate else DONE
+    print_result(arguments, result.to_json(), lambda: show(result, stored))
+    codes = {"exposed": Exit.EXPOSED, "inconclusive": Exit.INCONCLUSIVE}
+    return codes.get(result.verdict, Exit.DONE) if arguments.gate else Exit.DONE
 
 
 def run_preflight(arguments: argparse.Namespace) -> int:
@@ -82,19 +79,19 @@ def run_preflight(arguments: argparse.Namespace) -> int:
     with bars(arguments.quiet):
         case, _ = read_case(spec)
         rows = preflight(case, attacks=spec.attacks, settings=spec.settings, targets=spec.targets)
-    if arguments.json:
-        print_json(rows)
-    elif not arguments.quiet:
-        for row in rows:
-            say(f"{row['attack']:9} {row['title']}")
-            if row["applies"]:
-                cost = f"about {row['seconds']:g} s with its control, {row['megabytes']:g} MB"
-                say(f"{'':9} applies; {cost}")
-            else:
-                say(f"{'':9} does not apply: {row['why']}")
-            if row["stronger"]:
-                say(f"{'':9} stronger: {row['stronger']}")
-    return DONE
+    print_result(arguments, rows, lambda: print_table((), preflight_lines(rows)))
+    return Exit.DONE
+
+
+def preflight_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Two columns: an attack, and what is to be said of it, a line each."""
+    for row in rows:
+        yield row["attack"], row["title"]
+        cost = "about {seconds:g} s with its control, {megabytes:g} MB"
+        words = f"applies; {cost}" if row["applies"] else "does not apply: {why}"
+        yield "", words.format(**row)
+        if row["stronger"]:
+            yield "", f"stronger: {row['stronger']}"
 
 
 def read(arguments: argparse.Namespace) -> AuditSpec:
@@ -112,11 +109,7 @@ def read(arguments: argparse.Namespace) -> AuditSpec:
     return spec
 
 
-def show(result: Audit, stored: Run, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        print(result.to_json(), end="")
-    if arguments.json or arguments.quiet:
-        return
+def show(result: Audit, stored: Run) -> None:
     print_line(f"{result.verdict}: {result.sentence}", style="bold")
     for row in result.attacks:
         print_line(f"  {row.title}: {row.verdict}; {row.reason}")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, check_seed, print_json, print_line, print_table
+from remnant.cli.common import (
+    Exit,
+    add_data_dir,
+    add_verb,
+    check_seed,
+    print_line,
+    print_result,
+    print_table,
+)
 from remnant.errors import InputError, brief, expected
 
 if TYPE_CHECKING:
     from remnant.bounds import Ledger
 
-DELTA = 1e-5
 PRIORS = "ball:784, gaussian:784:0.3 or candidates:10"
 TITLES = {
     "blow-up": "tight: likelihood ratio (Hayes et al. 2023)",
@@ -28,9 +34,9 @@ def add(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "bound",
-        "how often any attack can reconstruct a record of a private run",
         "remnant bound --noise 4 --steps 20 --delta 1e-5 --prior ball:784 --radius 0.5",
         shared=("seed", "out", "quiet", "json"),
+        run=run,
     )
     ran = parser.add_argument_group("what was run")
     ran.add_argument("--noise", type=float, help="noise multiplier: deviation over clip")
@@ -42,7 +48,7 @@ def add(verbs: Any) -> None:
     )
     ran.add_argument("--steps", type=int, help="noisy gradient steps")
     ran.add_argument("--sampling", type=float, default=1.0, help="a record's chance at each step")
-    ran.add_argument("--delta", type=float, help=f"of epsilon (with --steps: {DELTA:g})")
+    ran.add_argument("--delta", type=float, help="of epsilon (with --steps: 1e-05)")
     ran.add_argument(
         "--adjacency",
         choices=("zero-out", "add-remove", "replace-one"),
@@ -56,9 +62,8 @@ def add(verbs: Any) -> None:
     guess.add_argument("--empirical-prior", metavar="DATA", help="draws from it: a name or file")
     guess.add_argument("--distance", choices=("l2", "l1", "linf", "mse"), default="l2")
     guess.add_argument("--records", type=int, default=2000, help="of the draws, at most")
-    guess.add_argument("--data-dir", type=Path, help="where --empirical-prior is looked for")
+    add_data_dir(parser)
     parser.add_argument("--gamma", type=float, help="the chance to keep to: what does it take?")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,11 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.out:
         keep(found, arguments)
-    if arguments.json:
-        print_json(found)
-    elif not arguments.quiet:
-        show(found)
-    return DONE
+    print_result(arguments, found, lambda: show(found))
+    return Exit.DONE
 
 
 def read_run(arguments: argparse.Namespace) -> tuple[Ledger | None, dict[str, Any]]:
@@ -96,7 +98,7 @@ def read_run(arguments: argparse.Namespace) -> tuple[Ledger | None, dict[str, An
             raise InputError("--steps: expected the number of steps beside --noise, got nothing")
         bounds.from_dp(given, -1.0, 0.0 if delta is None else _chance("--delta", delta))
         return None, {"ledger": None, "epsilon": given, "delta": delta}
-    delta = DELTA if delta is None else _chance("--delta", delta)
+    delta = 1e-5 if delta is None else _chance("--delta", delta)
     ledger = bounds.Ledger(
         noise_multiplier=1.0 if arguments.noise is None else arguments.noise,
         steps=arguments.steps,

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from remnant.cli.target import is_linear, read_linear_target, read_target
+from remnant.cli.target import is_linear, read_linear_target, read_released, read_target
+from remnant.cli.texts import directory_of, read_texts, refuse_numbers, words_of
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from remnant.auditing.case import Case
     from remnant.cli.spec import AuditSpec
@@ -28,8 +29,14 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     from remnant.auditing.api import hash_examples
     from remnant.auditing.case import Case
     from remnant.data import load
+    from remnant.data.texts import ENDINGS
     from remnant.models.foreign import check_outputs
+    from remnant.models.tokens import takes_tokens
 
+    texts = spec.data.lower().endswith(ENDINGS) or directory_of(spec) is not None
+    released = read_released(spec) if texts and not is_linear(spec.weights) else None
+    if released is not None and takes_tokens(released[0]):
+        return read_text_case(spec, released)
     truth = load(spec.data, data_dir=spec.data_dir)
     check_of: Callable[[Examples, str], None]
     others = read_others(spec)
@@ -39,7 +46,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         check_of = partial(_check_linear, target)
     else:
         settings = {"shape": spec.shape or _shape(truth), "bounds": spec.bounds or _bounds(truth)}
-        target, hashes = read_target(spec.model_copy(update=settings))
+        target, hashes = read_target(spec.model_copy(update=settings), released)
         _fits(truth, target)
         few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
         outputs = check_outputs(target.model, few)[:1]
@@ -61,19 +68,59 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         loss=loss,
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
-        assumed=() if spec.model or is_linear(spec.weights) else (GUESSED,),
+        assumed=() if spec.model or is_linear(spec.weights) or released else (GUESSED,),
     )
     hashes |= {name: hash_examples(part) for name, part in (("data", truth), *others.items())}
     return case, hashes
 
 
-def read_others(spec: AuditSpec) -> dict[str, Examples]:
-    """Records that were not trained on: the held-out and the public ones, or half of either."""
+def read_text_case(
+    spec: AuditSpec, released: tuple[nn.Module, tuple[int, ...]]
+) -> tuple[Case, dict[str, str]]:
+    """The case of a model of tokens: its texts, in rows of one length."""
+    from remnant.auditing.api import hash_examples
+    from remnant.auditing.case import Case
+    from remnant.auditing.texts import same_length
+    from remnant.models.foreign import check_outputs
+
+    model = released[0]
+    if spec.loss not in (None, "ce"):
+        raise InputError(expected("--loss of a model of tokens", "ce", spec.loss))
+    refuse_numbers(spec)
+    target, hashes = read_target(spec.model_copy(update={"public": None}), released)
+    truth = read_texts(spec, model, spec.data)
+    others = read_others(spec, partial(read_texts, spec, model))
+    outputs = check_outputs(model, truth.inputs[:2])
+    parts = {"data": truth, **others}
+    if outputs.ndim == 2:
+        for name, part in parts.items():
+            _check_labels("ce", outputs[:1], part, name)
+    parts = dict(zip(parts, same_length(*parts.values()), strict=True))
+    case = Case(
+        target=target,
+        truth=parts["data"],
+        holdout=parts["holdout"],
+        public=parts["public"],
+        loss="ce",
+        ledger=_ledger(spec),
+        delta=spec.privacy.delta if spec.privacy else 1e-5,
+        words=words_of(spec, model),
+    )
+    return case, hashes | {name: hash_examples(part) for name, part in parts.items()}
+
+
+def read_others(
+    spec: AuditSpec, read: Callable[[str], Examples] | None = None
+) -> dict[str, Examples]:
+    """Records that were not trained on: the held-out and the public ones, or half of either.
+
+    read: how a file becomes records, where they are texts.
+    """
     from remnant.auditing.case import halves
     from remnant.data import load
 
     others = {
-        name: load(source, data_dir=spec.data_dir)
+        name: load(source, data_dir=spec.data_dir) if read is None else read(source)
         for name in ("holdout", "public")
         if (source := getattr(spec, name)) is not None
     }

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,27 +25,59 @@ if TYPE_CHECKING:
 
     from remnant.store import Run
 
-WIDE = 1000  # columns on a pipe or in a file; rows are not padded to it
-SOON, EVERY = 2.0, 30.0  # seconds before a task gets a line where no terminal is, and between
-PROCESSES = 1024  # on one machine: as many cores as any has, and few enough to start
-DONE, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 2, 130, 143  # exit codes
 
+class Exit(IntEnum):
+    """What a command ends with; EXPOSED and INCONCLUSIVE only where `--gate` asks for a verdict."""
+
+    DONE = 0
+    BAD_INPUT = 2
+    EXPOSED = 3
+    INCONCLUSIVE = 4
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+VERBS = {
+    "demo": "train a small model and take its training data back out of the weights",
+    "init": "write a commented audit.yaml for a model and its data",
+    "audit": "play every adversary that applies, and say what comes back",
+    "preflight": "which attacks apply to a model, why not, and what they cost",
+    "reconstruct": "run one attack on a model, no truth needed",
+    "bound": "how often any attack can reconstruct a record of a private run",
+    "distill": "a few images that do for training what all do",
+    "report": "draw the page of an audit again, from its directory alone",
+    "study": "measure a paper's figure or a table of our own",
+    "sweep": "every combination of a spec's lists, or a search over an attack's settings",
+    "runs": "list, compare and remove runs",
+    "completion": "print what makes a shell complete verbs and flags",
+}
+"""Every verb and its line of help, so that a command enters no other verb's file."""
 
 SHARED: dict[str, dict[str, Any]] = {
-    "seed": {"type": int, "default": 0, "help": "of every random draw"},
-    "out": {"metavar": "DIR", "type": Path, "help": "where results go"},
+    "seed": {"type": int, "default": 0, "help": "the seed of all random draws"},
+    "out": {"metavar": "DIR", "type": Path, "help": "the directory that receives the results"},
     "quiet": {"action": "store_true", "help": "print nothing but errors"},
     "json": {"action": "store_true", "help": "print the figures as JSON"},
-    "threads": {"type": int, "default": 1, "help": "of torch on the CPU"},
-    "device": {"choices": ("cpu", "cuda", "mps"), "default": "cpu", "help": "of the training"},
+    "threads": {"type": int, "default": 1, "help": "how many CPU threads torch may use"},
+    "device": {"choices": ("cpu", "cuda", "mps"), "default": "cpu", "help": "where to train"},
 }
 COMMON = ("seed", "out", "quiet", "json", "threads")
 
 
 def add_verb(
-    verbs: Any, name: str, summary: str, example: str, shared: Iterable[str] = COMMON
+    verbs: Any,
+    name: str,
+    example: str,
+    *,
+    summary: str = "",
+    shared: Iterable[str] = COMMON,
+    run: Callable[[argparse.Namespace], int],
 ) -> Parser:
-    """A verb's parser with its example and the flags of `SHARED` that do something there."""
+    """A verb's parser with its example and the flags of `SHARED` that do something there.
+
+    summary: its line of help, where it is not a verb of `VERBS`. run: what the verb does.
+    """
+    summary = summary or VERBS[name]
     parser: Parser = verbs.add_parser(
         name,
         help=summary,
@@ -55,7 +88,13 @@ def add_verb(
     group = parser.add_argument_group("as in other verbs")
     for flag in shared:
         group.add_argument(f"--{flag}", **SHARED[flag])
+    parser.set_defaults(run=run)
     return parser
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    words = "where data files are looked for (or REMNANT_DATA)"
+    parser.add_argument("--data-dir", type=Path, help=words)
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -99,14 +138,14 @@ def add_place(parser: argparse.ArgumentParser, default: str) -> None:
     where.add_argument("--on", help="dask://HOST:PORT, ray://auto, ray://local or ray://HOST:PORT")
 
 
-def place(arguments: argparse.Namespace) -> str | None:
-    """What the flags of `add_place` say, None where none was given."""
+def place(arguments: argparse.Namespace, most: int = 1024) -> str | None:
+    """What the flags of `add_place` say, None where none was given. most: processes to start."""
     from remnant.sweep.executors import read_place
 
     on: str | None = arguments.on
     if arguments.jobs is not None:
-        if not 1 <= arguments.jobs <= PROCESSES:
-            raise InputError(expected("--jobs", f"1 to {PROCESSES}", arguments.jobs))
+        if not 1 <= arguments.jobs <= most:
+            raise InputError(expected("--jobs", f"1 to {most}", arguments.jobs))
         on = f"jobs:{arguments.jobs}"
     read_place(on)
     return on
@@ -155,20 +194,27 @@ def print_place(run: Run, files: Iterable[str]) -> None:
     print_line(f"in {run.path}{again}: {', '.join(files)}")
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))
+def print_result(arguments: argparse.Namespace, figures: Any, show: Callable[[], object]) -> None:
+    """The figures as JSON where --json asks for them (a text is JSON already); else what `show`
+    prints, unless --quiet."""
+    if arguments.json:
+        whole = isinstance(figures, str)
+        print(figures if whole else json.dumps(figures, indent=2, allow_nan=False) + "\n", end="")
+    elif not arguments.quiet:
+        show()
 
 
-def say(line: str) -> None:
-    """A line on stdout, whatever a file put into it."""
-    print(printable(line))
+def say(*lines: str) -> None:
+    """Lines on stdout, whatever a file put into them."""
+    for line in lines:
+        print(printable(line))
 
 
-def console() -> Console:
-    """Where tables are printed: as wide as they are where no terminal sets a width."""
+def console(file_width: int = 1000) -> Console:
+    """Where tables are printed. On a pipe or in a file, rows may take `file_width` columns."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else WIDE
+    width = None if sys.stdout.isatty() else file_width
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
@@ -193,9 +239,11 @@ def run_of(
 
 
 @contextmanager
-def bars(quiet: bool) -> Iterator[None]:
-    """Progress on stderr: bars with the time left, gone when done; lines where no terminal is."""
-    with nullcontext() if quiet else _rich_bars() if sys.stderr.isatty() else _lines():
+def bars(quiet: bool, *, soon: float = 2.0, every: float = 30.0) -> Iterator[None]:
+    """Progress on stderr: bars with the time left, gone when done. Where no terminal is, a line
+    once a task has taken `soon` seconds, and another after `every` so many."""
+    plain = nullcontext() if quiet else _lines(soon, every)
+    with _rich_bars() if sys.stderr.isatty() and not quiet else plain:
         yield
 
 
@@ -213,7 +261,7 @@ class _Work:
 
 
 @contextmanager
-def _lines() -> Iterator[None]:
+def _lines(soon: float, every: float) -> Iterator[None]:
     """Plain lines by a thread, since a step may take minutes."""
     under_way, over = list[_Work](), threading.Event()
 
@@ -226,7 +274,7 @@ def _lines() -> Iterator[None]:
 
         return step, lambda: under_way.remove(work)
 
-    teller = threading.Thread(target=_tell, args=(under_way, over), daemon=True)
+    teller = threading.Thread(target=_tell, args=(under_way, over, soon, every), daemon=True)
     teller.start()
     try:
         with listening(listener):
@@ -236,14 +284,14 @@ def _lines() -> Iterator[None]:
         teller.join()
 
 
-def _tell(under_way: list[_Work], over: threading.Event) -> None:
-    """What is under way, outermost first: once that one has taken a while, and now and then."""
+def _tell(under_way: list[_Work], over: threading.Event, soon: float, every: float) -> None:
+    """What is under way, outermost first, until all is over."""
     told, at = None, 0.0
-    while not over.wait(SOON / 2):
+    while not over.wait(soon / 2):
         works, now = list(under_way), time.monotonic()
-        if not works or now < works[0].began + SOON:
+        if not works or now < works[0].began + soon:
             continue
-        if works[0] is not told or now >= at + EVERY:
+        if works[0] is not told or now >= at + every:
             told, at = works[0], now
             with suppress(OSError, ValueError):  # whoever read it has left
                 sys.stderr.write(f"remnant: {', '.join(map(str, works))}\n")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from remnant.cli.common import DONE, add_verb
+from remnant.cli.common import Exit, add_verb
 from remnant.cli.flags import Parser
 
 SCRIPT = """_remnant() {{
@@ -31,12 +31,11 @@ def add(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "completion",
-        "print what makes a shell complete verbs and flags",
         'eval "$(remnant completion bash)", in ~/.bashrc',
         shared=(),
+        run=run,
     )
     parser.add_argument("shell", choices=("bash", "zsh"))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines = (f"{shlex.quote(at)}) words={shlex.quote(' '.join(w))} ;;" for at, w in words.items())
     script = SCRIPT.format(verbs=verbs, flags="\n        ".join(lines))
     print(ZSH * (arguments.shell == "zsh") + script, end="")
-    return DONE
+    return Exit.DONE
 
 
 def walk(parser: Parser, at: str) -> Iterator[tuple[str, list[str]]]:

@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import COMMON, DONE, add_verb, bars, prepare, run_of
-from remnant.cli.flags import add_flags, given
+from remnant.cli.common import COMMON, Exit, add_data_dir, add_verb, bars, prepare, run_of
+from remnant.cli.flags import Parser, add_settings, given
+from remnant.errors import InputError, expected
 
-# Fields of `experiments.demo.Demo`, whose defaults live there; here, so that --help needs no torch.
-FLAGS: dict[str, tuple[Any, str]] = {
-    "data": (str, "a bundled name, a file or a folder (default: faces)"),
-    "task": (str, "a binary task: odd-even or animal-vehicle"),
-    "records": (int, "how many records to train on (default: 50)"),
-    "width": (int, "of the hidden layers (default: 1024)"),
-    "depth": (int, "how many hidden layers (default: 2)"),
-    "loss": (str, "ce, mse, bce, power2.5 or huber (default: ce)"),
-    "lr": (float, "learning rate (default: 0.05)"),
-    "momentum": (float, "(default: 0.9)"),
-    "weight_decay": (float, "(default: 0)"),
-    "batch_size": (int, "mini-batches of this size (default: full batch)"),
-    "stop_loss": (float, "stop training at this loss (default: 0.02)"),
-    "epochs": (int, "stop training at the latest then (default: 5000)"),
-    "balanced": (bool | None, "as many records of each class (default: balanced)"),
-    "page": (bool | None, "end in a page: four adversaries against a small model (default: yes)"),
-}
+if TYPE_CHECKING:
+    from remnant.store import Run
+
+TEXT = "text"  # sentences, in place of images or tables
 
 
 def add(verbs: Any) -> None:
-    parser = add_verb(
-        verbs,
-        "demo",
-        "train a small model and take its training data back out of the weights",
-        "remnant demo --data mnist --records 100 --width 1024 --seed 1",
-        shared=(*COMMON, "device"),
-    )
-    add_flags(parser, FLAGS)
-    parser.add_argument(
-        "--data-dir", type=Path, help="where data files are looked for (or REMNANT_DATA)"
-    )
-    parser.set_defaults(run=run)
+    example = "remnant demo --data mnist --records 100 --width 1024 --seed 1"
+    parser = add_verb(verbs, "demo", example, shared=(*COMMON, "device"), run=run)
+    parser.later(lambda: add_fields(parser))
+
+
+def add_fields(parser: Parser) -> None:
+    """A flag for each field of a demo; later, since reading them takes torch."""
+    from remnant.experiments.demo import Demo
+
+    parser.set_defaults(settings=add_settings(parser, Demo))
+    add_data_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     from remnant.cli.show import show_finding
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
 
-    demo = Demo(seed=arguments.seed, **given(arguments, FLAGS))
+    told = given(arguments, arguments.settings)
+    if told.get("data") == TEXT:
+        return run_text(arguments, told)
+    demo = Demo(seed=arguments.seed, **told)
     with bars(arguments.quiet):
         sides = divide(demo, arguments.data_dir)
         spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data_hash(sides)}
@@ -57,4 +46,31 @@ def run(arguments: argparse.Namespace) -> int:
             arguments, spec, lambda run: run_demo(demo, sides, run, device=arguments.device)
         )
     show_finding(stored, arguments)
-    return DONE
+    return Exit.DONE
+
+
+def run_text(arguments: argparse.Namespace, told: dict[str, Any]) -> int:
+    """Sentences out of a language model's gradient."""
+    from remnant.cli.show import show_finding, show_texts
+    from remnant.cli.texts import write_texts
+    from remnant.experiments.demo_text import TextDemo, run_text_demo, text_data
+    from remnant.store import read_candidates
+
+    known = [field.name for field in dataclasses.fields(TextDemo)]
+    for name in told:
+        if name not in known:
+            wanted = f"of --data text only {', '.join(f'--{name}' for name in known[1:])}"
+            raise InputError(expected(f"--{name.replace('_', '-')}", wanted, "a value"))
+    demo = TextDemo(seed=arguments.seed, **told)
+    with bars(arguments.quiet):
+        data = text_data(demo)
+        spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data.hash}
+
+        def work(run: Run) -> None:
+            run_text_demo(demo, data, run)
+            write_texts(run, read_candidates(run), data.tokenizer.pieces)
+
+        stored = run_of(arguments, spec, work)
+    show_finding(stored, arguments)
+    show_texts(stored, arguments)
+    return Exit.DONE

@@ -4,84 +4,61 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
-    DONE,
+    VERBS,
+    Exit,
+    add_data_dir,
     add_verb,
     bars,
     prepare,
-    print_json,
     print_line,
     print_place,
+    print_result,
     print_table,
     run_of,
 )
-from remnant.cli.flags import add_flags, given
+from remnant.cli.flags import Parser, add_settings, given
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
     from remnant.store import Run
 
-# Here and not beside the experiment, since --help must not wait for torch.
 SUMMARIES = {
     "kip": "images on which the infinite-width network fits all records (KIP)",
     "rkip": "images that reconstruct what all records do to an infinite-width network (RKIP)",
     "rkip-finite": "images out of one trained network's weights (RKIP-finite)",
     "table": "000, Table 1: all records, KIP, RKIP, RKIP-finite, random images by three networks",
 }
-# Fields of `experiments.distill_table.Scene`, whose defaults live there alone.
-FLAGS: dict[str, tuple[Any, str]] = {
-    "data": (str, "a bundled name, a file or a folder (default: mnist)"),
-    "task": (str, "a binary task, odd-even or animal-vehicle; none: the data's own classes"),
-    "records": (int, "how many records to distil (default: 500)"),
-    "images": (int, "how many images to distil them to (default: 20)"),
-    "test": (int, "records to test on, at most (default: 4000)"),
-    "width": (int, "of the networks that are trained (default: 1024)"),
-    "depth": (int, "how many hidden layers (default: 2)"),
-    "kernel": (
-        Literal["ntk", "matched"],
-        "ntk: every layer alike, no biases; matched: the trained networks' own limit "
-        "(default: ntk)",
-    ),
-}
-SEARCH: dict[str, tuple[Any, str]] = {
-    "steps": (int, "of the search (default: kip 5000, rkip 1000, rkip-finite 2000)"),
-    "lr": (float, "of the search (default: kip 0.003, others 0.02)"),
-}
-INFINITE: dict[str, tuple[Any, str]] = {
-    "start": (Literal["noise", "data"], "what the search starts from (default: noise)"),
-    "learn_labels": (bool, "labels that fit best in place of the classes'"),
-}
-OWN: dict[str, dict[str, tuple[Any, str]]] = {
-    "kip": SEARCH | INFINITE,
-    "rkip": SEARCH | INFINITE,
-    "rkip-finite": SEARCH
-    | {
-        "trained": (
-            Literal["linearised", "standard"],
-            "the network that the images come from (default: linearised)",
-        )
-    },
-    "table": {},
+# Fields of a distillation that decide nothing for these methods.
+IDLE = {
+    "kip": ("trained",),
+    "rkip": ("trained",),
+    "rkip-finite": ("start", "learn_labels"),
+    "table": ("steps", "lr", "start", "learn_labels", "trained"),
 }
 SHOWN = ("standard", "linearised", "infinite")
 
 
 def add(verbs: Any) -> None:
-    group = verbs.add_parser("distill", help="a few images that do for training what all do")
+    group = verbs.add_parser("distill", help=VERBS["distill"])
     methods = group.add_subparsers(dest="method", metavar="METHOD", required=True)
     for name, summary in SUMMARIES.items():
         example = f"remnant distill {name} --data mnist --task odd-even --records 500 --images 20"
-        parser = add_verb(methods, name, summary, f"{example} --out distilled")
-        add_flags(parser, FLAGS | OWN[name])
+        parser = add_verb(methods, name, f"{example} --out distilled", summary=summary, run=run)
+        parser.later(partial(add_fields, parser, name))
         if name == "table":
             parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
-        parser.add_argument(
-            "--data-dir", type=Path, help="where data files are looked for (or REMNANT_DATA)"
-        )
-        parser.set_defaults(run=run)
+        add_data_dir(parser)
+
+
+def add_fields(parser: Parser, method: str) -> None:
+    """A flag for each field of a distillation; later, since reading them takes torch."""
+    from remnant.experiments.distill_table import Scene
+
+    parser.set_defaults(settings=add_settings(parser, Scene, but=IDLE[method]))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from remnant.store import read_json
 
-    told = given(arguments, FLAGS | OWN[arguments.method])
+    told = given(arguments, arguments.settings)
     if told.get("task") == "none":
         told["task"] = None
     table = arguments.method == "table"
@@ -116,16 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
             stored = run_of(
                 arguments, spec, lambda run: run_scene(scene, divide(scene, examples), run)
             )
-    show(read_json(stored, RESULT_FILE), scene.records, stored, arguments)
-    return DONE
+    result = read_json(stored, RESULT_FILE)
+    print_result(arguments, result, lambda: show(result, scene.records, stored))
+    return Exit.DONE
 
 
-def show(result: dict[str, Any], records: int, stored: Run, arguments: argparse.Namespace) -> None:
-    """Test accuracies, and how near the images are to the records; or all of it as JSON."""
-    if arguments.json:
-        print_json(result)
-    if arguments.json or arguments.quiet:
-        return
+def show(result: dict[str, Any], records: int, stored: Run) -> None:
+    """Test accuracies, and how near the images are to the records."""
     if "table" in result:
         lines = result["table"]
     else:

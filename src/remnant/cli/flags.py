@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -126,13 +126,7 @@ def add_flag(
 
 
 def commas(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def add_flags(group: Any, table: Mapping[str, tuple[Any, str]]) -> None:
-    """A flag for each (type, words) by its name."""
-    for name, (kind, words) in table.items():
-        add_flag(group, name, kind, words)
+    return tuple(word.strip() for word in text.split(","))
 
 
 def add_spec(
@@ -146,16 +140,19 @@ def add_spec(
         add_flag(group, name, kind, words, flag=flag, required=name in needs)
 
 
-def add_settings(group: Any, kind: type[Any]) -> list[str]:
-    """A flag for each field of a dataclass that `setting` describes; their names."""
+def add_settings(group: Any, kind: type[Any], but: Iterable[str] = ()) -> list[str]:
+    """A flag for each field of a dataclass that `setting` describes, but for some; their names."""
     types, told = get_type_hints(kind, include_extras=True), []
     for field in fields(kind):
         flag, words = field.metadata.get("flag", False), field.metadata.get("help", "")
-        if flag is False:
+        if flag is False or field.name in but:
             continue
         if not isinstance(field.default, bool | None):
             words += f" (default: {field.default})"
-        add_flag(group, field.name, types[field.name], words, flag="" if flag is True else flag)
+        # What is so by default can be taken back: --no-page beside --page.
+        both = field.default is True and flag is True
+        type_of = bool | None if both else types[field.name]
+        add_flag(group, field.name, type_of, words, flag="" if flag is True else flag)
         told.append(field.name)
     return told
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, check_seed, say
-from remnant.cli.flags import add_spec
-from remnant.cli.spec import AuditSpec
+from remnant.cli.common import Exit, add_verb, say
+from remnant.cli.flags import add_spec, given
+from remnant.cli.spec import AuditSpec, TargetSpec, checked
 from remnant.cli.target import is_linear, read_linear_model
+from remnant.cli.texts import directory_of
 from remnant.errors import InputError, StoreError, expected
+
+if TYPE_CHECKING:
+    from remnant.types import Examples
 
 FILE = "audit.yaml"
 # Headings, and the fields below each with an example where none is given. Those of networks alone
@@ -29,6 +33,7 @@ NETWORK = {
         "loss": "ce",
     },
 }
+TEXTS = {"tokenizer": "tokenizer.json", "text_field": "text"}
 ALL = {
     "\n# How the audit is done": {
         "attacks": "[ntk, kkt]",
@@ -44,17 +49,16 @@ def add(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "init",
-        "write a commented audit.yaml for a model and its data",
         "remnant init --weights model.pt --data train.npz --holdout test.npz",
-        shared=("seed", "out", "quiet"),
+        shared=("out", "quiet"),
+        run=run,
     )
     taken = ("holdout", "initial", "model", "data_dir")
     add_spec(parser, AuditSpec, taken, needs=("weights", "data"))
-    parser.set_defaults(run=run, **dict.fromkeys(taken))
+    parser.set_defaults(**dict.fromkeys(taken))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_seed(arguments)
     target = (arguments.out or Path()) / FILE
     if target.exists():
         raise StoreError(expected(f"{target}", "no file yet", "one", "remove it, or give --out"))
@@ -67,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(expected(f"{target}", "a place to write", error.strerror)) from None
     if not arguments.quiet:
         say(f"wrote {target}; look it through, then: remnant audit {target}")
-    return DONE
+    return Exit.DONE
 
 
 def linear_words(arguments: argparse.Namespace) -> str:
@@ -81,32 +85,49 @@ def linear_words(arguments: argparse.Namespace) -> str:
 
 
 def network_words(arguments: argparse.Namespace) -> str:
-    from remnant.cli.target import read_model
-    from remnant.models import load_weights, read_weights
+    from remnant.cli.target import read_released
 
-    weights = read_weights(arguments.weights)
-    model, _ = read_model(arguments.model, weights)
-    load_weights(model, weights, what=f"--weights {arguments.weights}")
+    model, _ = read_released(target_of(arguments))
     layers = [type(m).__name__ for m in model.modules() if not list(m.children())]
     return f"{sum(p.numel() for p in model.parameters())} parameters: {', '.join(layers[:12])}"
 
 
+def target_of(arguments: argparse.Namespace) -> TargetSpec:
+    return checked(TargetSpec, given(arguments, ("weights", "model", "data_dir")), "--")
+
+
+def read_examples(arguments: argparse.Namespace) -> Examples:
+    """The records trained on, texts where the model takes tokens."""
+    from remnant.cli.target import read_records, read_released
+    from remnant.data import load
+    from remnant.data.texts import ENDINGS
+
+    spec = target_of(arguments)
+    texts = directory_of(spec) is not None or arguments.data.lower().endswith(ENDINGS)
+    if is_linear(arguments.weights) or not texts:
+        return load(arguments.data, data_dir=arguments.data_dir)
+    return read_records(spec, read_released(spec)[0], arguments.data)
+
+
 def spec_text(arguments: argparse.Namespace) -> str:
     """The spec, each field with a word on what it is for; unset ones are commented out."""
-    from remnant.data import load
-
     linear = is_linear(arguments.weights)
     words = linear_words(arguments) if linear else network_words(arguments)
-    examples = load(arguments.data, data_dir=arguments.data_dir)
+    examples = read_examples(arguments)
     shape = "x".join(map(str, examples.shape))
+    kind = f"of shape {shape}"
+    network = NETWORK
+    if examples.are_texts:
+        kind = f"texts of up to {shape} tokens"
+        network = {heading: TEXTS | below for heading, below in list(NETWORK.items())[:1]}
     fields = {
         f"\n# The released model: {' '.join(words.split())}": {"weights": ""},
-        f"\n# The records trained on: {len(examples)} of shape {shape}": {
+        f"\n# The records trained on: {len(examples)} {kind}": {
             "data": "",
             "holdout": "test.npz",
             "public": "other.npz",
         },
-    } | ({} if linear else NETWORK) | ALL  # fmt: skip
+    } | ({} if linear else network) | ALL  # fmt: skip
     lines = ["# What remnant audits. Relative paths are relative to this file."]
     for heading, below in fields.items():
         lines.append(heading)

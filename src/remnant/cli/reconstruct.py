@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from remnant.cli.common import DONE, add_place, add_verb, bars, place, prepare, run_of
+from remnant.cli.common import VERBS, Exit, add_place, add_verb, bars, place, prepare, run_of
 from remnant.cli.flags import Parser, add_settings, add_spec, given
 from remnant.cli.spec import AttackSpec, checked
 from remnant.cli.target import read_linear_target, read_target
@@ -27,7 +27,7 @@ DECIDE = ("model", "records", "loss", "label", "labels", "refit")
 
 
 def add(verbs: Any) -> None:
-    group = verbs.add_parser("reconstruct", help="run one attack on a model, no truth needed")
+    group = verbs.add_parser("reconstruct", help=VERBS["reconstruct"])
     group.later(lambda: add_attacks(group))
 
 
@@ -39,16 +39,21 @@ def add_attacks(group: Parser) -> None:
     for name, kind in ATTACKS.items():
         about = kind.about
         example = f"remnant reconstruct {name} {about.example} --out found"
-        parser = add_verb(attacks, name, f"reconstruct {about.summary}", example)
+        summary = f"reconstruct {about.summary}"
+        parser = add_verb(attacks, name, example, summary=summary, run=run)
         held = parser.add_argument_group("what the adversary holds")
-        add_spec(held, AttackSpec, (*about.takes, "data_dir"), needs=about.needs)
+        needs, takes = list(about.needs), [*about.takes, "data_dir"]
+        if "tokenizer" in takes:  # --model hf:DIR has the weights; else the spec asks for them
+            needs.remove("weights")
+            takes.insert(0, "weights")
+        add_spec(held, AttackSpec, takes, needs=needs)
         how = parser.add_argument_group("how")
         settings = add_settings(how, kind)
         if about.shadows:
             words = "where shadow models are kept for other runs (default: in --out, until done)"
             how.add_argument("--fleets", type=Path, help=words)
             add_place(parser, "1, for shadow models")
-        parser.set_defaults(run=run, settings=settings)
+        parser.set_defaults(settings=settings)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from remnant.attacks.made import make_attack
     from remnant.auditing import without_truth
-    from remnant.cli.show import show_finding, show_record
+    from remnant.cli.show import show_finding, show_record, show_texts
+    from remnant.cli.texts import words_of, write_texts
     from remnant.store import finish, keeping_states, write_candidates, write_finding
 
     with bars(arguments.quiet):
@@ -67,13 +73,17 @@ def run(arguments: argparse.Namespace) -> int:
         linear = "coefficients" in fields
         target, hashes = (read_linear_target if linear else read_target)(told)
         spec = run_spec(arguments, attack, told, target) | hashes
+        words = words_of(told, target.model)
 
         def work(stored: Run) -> None:
             generator = torch.Generator().manual_seed(arguments.seed)
             with keeping_states(stored), spreading_shadows(stored, arguments):
                 found = attack(target, generator=generator)
                 write_candidates(stored, found)
-                write_sheet(stored, found, arguments.attack)
+                if words is None:
+                    write_sheet(stored, found, arguments.attack)
+                else:
+                    write_texts(stored, found, words)
                 write_finding(stored, without_truth(found, attack=arguments.attack))
                 finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
 
@@ -81,7 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     show_finding(stored, arguments)
     if linear:
         show_record(target, stored, arguments)
-    return DONE
+    if words is not None:
+        show_texts(stored, arguments)
+    return Exit.DONE
 
 
 def run_spec(

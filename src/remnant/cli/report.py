@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.common import DONE, add_verb, say
+from remnant.cli.common import Exit, add_verb, print_result, say
 from remnant.errors import InputError, StoreError, expected
 
 
@@ -15,9 +14,9 @@ def add(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "report",
-        "draw the page of an audit again, from its directory alone",
         "remnant report found --redact --out to-share",
         shared=("out", "quiet", "json"),
+        run=run,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="what remnant audit wrote")
     parser.add_argument(
@@ -26,7 +25,6 @@ def add(verbs: Any) -> None:
     parser.add_argument(
         "--redact", action="store_true", help="blur the originals in the file; leave a table's out"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,9 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     finally:
         lock.release()
-    if arguments.json:
-        print(json.dumps({"page": str(written), "verdict": audit.verdict}))
-    elif not arguments.quiet:
-        say(f"{audit.verdict}: {audit.sentence}")
-        say(f"{written}")
-    return DONE
+    figures = {"page": str(written), "verdict": audit.verdict}
+    words = (f"{audit.verdict}: {audit.sentence}", f"{written}")
+    print_result(arguments, figures, lambda: say(*words))
+    return Exit.DONE

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import DONE, add_verb, print_json, print_table, say
+from remnant.cli.common import VERBS, Exit, add_verb, print_result, print_table, say
+from remnant.cli.flags import Parser
 from remnant.errors import InputError, StoreError, cut, expected, printable
 
 if TYPE_CHECKING:
@@ -31,37 +32,36 @@ PAGE = "audit"  # the folder of a demo's page, itself a run
 
 
 def add(verbs: Any) -> None:
-    group = verbs.add_parser("runs", help="list, compare and remove runs")
+    group = verbs.add_parser("runs", help=VERBS["runs"])
     group.set_defaults(run=run_list, folder=FOLDER, json=False, quiet=False)
     actions = group.add_subparsers(dest="action", metavar="ACTION")
-    told = ("quiet", "json")
-    listing = add_verb(
-        actions, "list", "the runs in a folder and below it", "remnant runs list remnant-runs", told
-    )
+
+    def action(name: str, example: str, summary: str, run: Any, *flags: str) -> Parser:
+        words = f"remnant runs {name} {example}"
+        return add_verb(actions, name, words, summary=summary, shared=("quiet", *flags), run=run)
+
+    summary = "the runs in a folder and below it"
+    listing = action("list", "remnant-runs", summary, run_list, "json")
     listing.add_argument("folder", nargs="?", type=Path, default=FOLDER)
-    listing.set_defaults(run=run_list)
-    compare = add_verb(
-        actions, "compare", "where two runs differ", "remnant runs compare found other", told
-    )
+    compare = action("compare", "found other", "where two runs differ", run_compare, "json")
     compare.add_argument("one", type=Path)
     compare.add_argument("other", type=Path)
-    compare.set_defaults(run=run_compare)
-    example = "remnant runs remove found --yes"
-    remove = add_verb(actions, "remove", "delete runs, and nothing else", example, ("quiet",))
+    remove = action("remove", "found --yes", "delete runs, and nothing else", run_remove)
     remove.add_argument("folders", nargs="+", type=Path, metavar="folder")
     remove.add_argument("--yes", action="store_true", help="do not ask")
-    remove.set_defaults(run=run_remove)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     rows = [about(run) for run in runs_in(arguments.folder)]
-    if arguments.json:
-        print_json(rows)
-    elif not rows and not arguments.quiet:
-        say(f"no runs in {arguments.folder}")
-    elif not arguments.quiet:
-        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    return DONE
+
+    def show() -> None:
+        if rows:
+            print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+        else:
+            say(f"no runs in {arguments.folder}")
+
+    print_result(arguments, rows, show)
+    return Exit.DONE
 
 
 def runs_in(folder: Path) -> list[Run]:
@@ -122,15 +122,13 @@ def run_compare(arguments: argparse.Namespace) -> int:
     parts = ("spec", "versions", "hashes", "timings")
     found = {part: differences(*(side.record.get(part, {}) for side in sides)) for part in parts}
     found["finding"] = differences(*(_summary(side.path / FINDING_FILE) for side in sides))
-    if arguments.json:
-        print_json(found)
-    elif not arguments.quiet:
-        for part, rows in found.items():
-            for name, (one, other) in rows.items():
-                say(f"{part} {name}: {_brief(one)} | {_brief(other)}")
-        if not any(found.values()):
-            print("no difference")
-    return DONE
+    lines = [
+        f"{part} {name}: {_brief(one)} | {_brief(other)}"
+        for part, rows in found.items()
+        for name, (one, other) in rows.items()
+    ]
+    print_result(arguments, found, lambda: say(*(lines or ["no difference"])))
+    return Exit.DONE
 
 
 def _summary(file: Path) -> Any:
@@ -173,7 +171,7 @@ def run_remove(arguments: argparse.Namespace) -> int:
         remove_run(folder)
         if not arguments.quiet:
             say(f"removed {folder}")
-    return DONE
+    return Exit.DONE
 
 
 def check_removable(folder: Path) -> None:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from remnant.bundle import NULLS
-from remnant.cli.common import print_line, print_place, print_table
+from remnant.cli.common import print_line, print_place, print_result, print_table
 from remnant.store import Run, read_finding
 from remnant.types import Finding, Target
 
-FILES = ("sheet.png", "curve.svg", "spectrum.svg", "finding.json", "candidates.safetensors")
+TEXTS_FILE = "texts.jsonl"
+FILES = (
+    TEXTS_FILE,
+    "sheet.png",
+    "curve.svg",
+    "spectrum.svg",
+    "finding.json",
+    "candidates.safetensors",
+)
 
 
 def show_finding(run: Run, arguments: argparse.Namespace) -> None:
-    """Print what the run found, unless --quiet."""
+    """What the run found, as JSON or in words."""
     finding = read_finding(run)
-    if arguments.json:
-        print(finding.to_json(), end="")
-        return
-    if arguments.quiet:
-        return
+    print_result(arguments, finding.to_json(), lambda: print_finding(run, finding))
+
+
+def print_finding(run: Run, finding: Finding) -> None:
     print_line(headline(finding), style="bold")
     print_line(finding.reason)
     if finding.records is not None:
@@ -37,7 +45,7 @@ def show_finding(run: Run, arguments: argparse.Namespace) -> None:
 
 def show_record(target: Target, run: Run, arguments: argparse.Namespace) -> None:
     """The best candidate of a table, feature by feature, unless only JSON or nothing is wanted."""
-    from remnant.report.table import kinds_of, record_table, text_table
+    from remnant.report.table import kinds_of, record_table
     from remnant.store import read_candidates
 
     found = read_candidates(run)
@@ -49,15 +57,33 @@ def show_record(target: Target, run: Run, arguments: argparse.Namespace) -> None
         features=getattr(target.model, "features", ()),
         kinds=kinds_of(known.inputs.tolist()),
     )
-    print(text_table(table))
+    lines = [
+        (row.feature, row.recovered if row.clear else f"{row.recovered} (unclear)")
+        for row in table.rows
+    ]
+    print_line("recovered record", style="bold")
+    print_table(("feature", "recovered"), lines)
     if found.labels is not None:
-        print(f"label: {found.labels[0].item():g}")
+        print_line(f"label: {found.labels[0].item():g}")
+
+
+def show_texts(run: Run, arguments: argparse.Namespace, most: int = 20) -> None:
+    """The first recovered texts, unless only JSON or nothing is wanted."""
+    path = run.path / TEXTS_FILE
+    if arguments.json or arguments.quiet or not path.exists():
+        return
+    lines = path.read_text("utf-8").splitlines()
+    for line in lines[:most]:
+        held = json.loads(line)
+        print_line(f"{'certified' if held['certified'] else 'not certified'}: {held['text']}")
+    if len(lines) > most:
+        print_line(f"and {len(lines) - most} more in {path}")
 
 
 def headline(finding: Finding) -> str:
     counted = "unknown" if finding.counted is None else f"{finding.counted}"
     if finding.records is None:
-        certified = finding.figures.get("certified", 0)
+        certified = finding.stated.certified or 0
         return (
             f"{finding.attack}: {finding.status}; records counted {counted}, certified {certified}"
         )
@@ -65,7 +91,21 @@ def headline(finding: Finding) -> str:
     return f"{finding.attack}: {finding.status}; {recovered}, counted {counted}"
 
 
+def print_text_scores(finding: Finding) -> None:
+    """Whole texts, and how alike the others are, beside the nulls."""
+    named = [(f"null: {words}", finding.nulls.get(name)) for name, (words, _) in NULLS.items()]
+    rows = [
+        (words, f"{held['recovered']}/{finding.records}", held["mean_tokens"], held["mean_run"])
+        for words, held in [("reconstructions", finding.summary), *named]
+        if held is not None
+    ]
+    print_table(("", "word for word", "tokens right", "longest run"), rows, numbers=True)
+
+
 def print_scores(finding: Finding) -> None:
+    if finding.summary.get("protocol") == "texts":
+        print_text_scores(finding)
+        return
     columns = ("", f"corr > {finding.threshold:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4")
     nulls = [
         (f"null: {words}", *_cells(finding.nulls[name], finding.records))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,10 +29,22 @@ from pydantic_core import PydanticCustomError
 
 from remnant.errors import InputError, brief, cut, did_you_mean, expected
 
-LARGEST = 2**20  # bytes of a spec; anything larger is not one
-DEEPEST = 20  # levels of lists and mappings; a spec has three
-MOST = 20_000  # values in a spec: as many ids as a user lists; more take the parser seconds
-TEXT = 4096  # letters of one value: the longest path that Linux takes
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How large a spec may be: beyond these a file is no spec, or takes the parser seconds.
+
+    size: in bytes. levels: lists and mappings inside each other; a spec has three. values: as many
+    ids as a user lists. letters: of one value; the longest path that Linux takes.
+    """
+
+    size: int = 2**20
+    levels: int = 20
+    values: int = 20_000
+    letters: int = 4096
+
+
+LIMITS = Limits()
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -74,7 +87,7 @@ def threshold() -> float:
 
 
 AttackName = Annotated[str, AfterValidator(attack_name)]
-Text = Annotated[str, Field(min_length=1, max_length=TEXT)]
+Text = Annotated[str, Field(min_length=1, max_length=LIMITS.letters)]
 Numbers = Annotated[Text, BeforeValidator(numbers)]
 
 
@@ -99,7 +112,7 @@ class Privacy(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def not_what_holds_it(cls, values: Any) -> Any:
+    def refuse_whole_ledger(cls, values: Any) -> Any:
         """A whole ledger of `train_private` or all of `bound.json` holds these fields deeper."""
         for key in ("privacy", "ledger"):
             if isinstance(values, dict) and key in values:
@@ -113,13 +126,16 @@ class TargetSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     weights: Path = Field(
-        description="the released weights: safetensors, a state dict or a Lightning checkpoint; of "
-        "a linear model its coefficients as JSON or npz, or a skops file"
+        description="the released weights: safetensors, a state dict or a Lightning checkpoint, a "
+        "Hugging Face directory; of a linear model its coefficients as JSON or npz, or a skops file"
     )
     model: Text | None = Field(
         None,
-        description="mlp:..., cnn:... or file.py:factory (only that file is imported); a plain "
-        "dense stack needs none",
+        description="mlp:..., cnn:..., hf:DIR (its weights too) or file.py:factory (only that file "
+        "is imported); a plain dense stack needs none",
+    )
+    tokenizer: Path | None = Field(
+        None, description="of a model of texts: tokenizer.json (default: its directory's own)"
     )
     initial: Path | None = Field(None, description="the weights before training")
     gradient: Path | None = Field(
@@ -143,6 +159,15 @@ class TargetSpec(BaseModel):
     )
     data_dir: Path | None = Field(None, description="where data is looked for (or REMNANT_DATA)")
 
+    @model_validator(mode="before")
+    @classmethod
+    def directory_has_weights(cls, values: Any) -> Any:
+        """hf:DIR names the weights as well."""
+        model = values.get("model") if isinstance(values, dict) else None
+        if isinstance(model, str) and model.startswith("hf:") and values.get("weights") is None:
+            return {**values, "weights": model.removeprefix("hf:")}
+        return values
+
 
 class AttackSpec(TargetSpec):
     """The target of `remnant reconstruct`: what an adversary may know of the records besides."""
@@ -163,7 +188,7 @@ class AttackSpec(TargetSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def coefficients_are_weights(cls, values: Any) -> Any:
+    def coefficients_as_weights(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("coefficients") is not None:
             return {**values, "weights": values["coefficients"], "coefficients": None}
         return values
@@ -173,6 +198,9 @@ class AuditSpec(TargetSpec):
     """The fields of `audit.yaml`; the flags of `remnant audit` have the same names."""
 
     data: Text = Field(description="the records trained on: a name, file or folder")
+    text_field: Text | None = Field(
+        None, description="of JSON lines: what a text stands under (default: text)"
+    )
     holdout: Text | None = Field(
         None, description="records like them that were not trained on: a name, file or folder"
     )
@@ -213,14 +241,16 @@ def read_fields(path: Path) -> dict[str, Any]:
             return [placed(key, item) for item in value]
         if not isinstance(value, str) or not value:
             return value
-        if key in ("weights", "initial", "gradient", "recipe", "data_dir"):
+        if key in ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer"):
             return str(path.parent / _home(value))
+        if key == "model" and value.startswith("hf:"):
+            return f"hf:{path.parent / _home(value[3:])}"
         file, colon, factory = value.rpartition(":") if key == "model" else (value, "", "")
         there = file and (key != "model" or file.endswith(".py")) and _exists(path.parent / file)
         return f"{path.parent / file}{colon}{factory}" if there else value
 
     named = ("data", "holdout", "public", "mean", "std", "model")
-    beside = (*named, "weights", "initial", "gradient", "recipe", "data_dir")
+    beside = (*named, "weights", "initial", "gradient", "recipe", "data_dir", "tokenizer")
     return {key: placed(key, value) if key in beside else value for key, value in values.items()}
 
 
@@ -304,10 +334,10 @@ def _check_plain(path: Path, text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         got = (
-            f"more than {DEEPEST} levels" if depth > DEEPEST
-            else f"more than {MOST} values" if count > MOST
-            else f"a value of more than {TEXT} letters"
-            if isinstance(event, yaml.ScalarEvent) and len(event.value) > TEXT
+            f"more than {LIMITS.levels} levels" if depth > LIMITS.levels
+            else f"more than {LIMITS.values} values" if count > LIMITS.values
+            else f"a value of more than {LIMITS.letters} letters"
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > LIMITS.letters
             else ""
         )  # fmt: skip
         if got:
@@ -336,9 +366,9 @@ def read_yaml(path: Path) -> Any:
         if path.exists() and not path.is_file():
             raise InputError(expected(f"{path}", "a file", "a folder, a device or a pipe"))
         with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise InputError(expected(f"{path}", f"at most {LARGEST} bytes", "more"))
+            raw = file.read(LIMITS.size + 1)
+        if len(raw) > LIMITS.size:
+            raise InputError(expected(f"{path}", f"at most {LIMITS.size} bytes", "more"))
         text = raw.decode("utf-8")
         _check_plain(path, text)
         values = yaml.safe_load(text)

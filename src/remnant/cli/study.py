@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
-    DONE,
+    VERBS,
+    Exit,
+    add_data_dir,
     add_place,
     add_verb,
     bars,
     place,
     prepare,
-    print_json,
     print_line,
     print_place,
+    print_result,
     print_table,
     run_of,
 )
+from remnant.cli.flags import commas
 
 if TYPE_CHECKING:
     from remnant.experiments.study import Rows, Study
@@ -54,25 +56,19 @@ FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")
 
 
 def add(verbs: Any) -> None:
-    group = verbs.add_parser("study", help="measure a paper's figure or a table of our own")
+    group = verbs.add_parser("study", help=VERBS["study"])
     studies = group.add_subparsers(dest="study", metavar="NAME", required=True)
     for name, summary in SUMMARIES.items():
-        parser = add_verb(studies, name, summary, f"remnant study {name} --quick --out found")
+        example = f"remnant study {name} --quick --out found"
+        parser = add_verb(studies, name, example, summary=summary, run=run)
         parser.add_argument("--quick", action="store_true", help="a smaller grid, within a minute")
         changed = parser.add_argument_group("in place of the study's own (several by commas)")
-        changed.add_argument("--data", metavar="NAME", type=words, help="datasets, as for `audit`")
+        changed.add_argument("--data", metavar="NAME", type=commas, help="datasets, as for `audit`")
         changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
         changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
         changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")
-        parser.add_argument(
-            "--data-dir", type=Path, help="where cifar10 is looked for (or REMNANT_DATA)"
-        )
+        add_data_dir(parser)
         add_place(parser, "1")
-        parser.set_defaults(run=run)
-
-
-def words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -94,11 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         spec = study_spec(arguments.study, values, data)
         stored = run_of(arguments, spec, lambda run: run_study(study, values, data, run, on=on))
     rows = read_rows(stored)
-    if arguments.json:
-        print_json(rows)
-    elif not arguments.quiet:
-        show_study(study, values, rows, missing, stored)
-    return DONE
+    print_result(arguments, rows, lambda: show_study(study, values, rows, missing, stored))
+    return Exit.DONE
 
 
 def show_study(

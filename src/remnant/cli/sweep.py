@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
-    DONE,
+    Exit,
     add_place,
     add_verb,
     bars,
     place,
     prepare,
-    print_json,
     print_line,
     print_place,
+    print_result,
     print_table,
     run_of,
     say,
@@ -37,9 +37,8 @@ HIDDEN = ("reason", "cpu_seconds", "records")  # of a row, where it is shown
 
 
 def add(verbs: Any) -> None:
-    summary = "every combination of a spec's lists, or a search over an attack's settings"
-    parser = add_verb(verbs, "sweep", summary, "remnant sweep grid.yaml --jobs 2 --out found")
-    parser.set_defaults(run=run, seed=None)
+    parser = add_verb(verbs, "sweep", "remnant sweep grid.yaml --jobs 2 --out found", run=run)
+    parser.set_defaults(seed=None)
     parser.add_argument("spec", type=Path, help="an audit's fields with lists, or with search:")
     add_place(parser, "its cores")
     parser.add_argument(
@@ -54,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     searched = values.pop("search", None)
     given, arguments.seed = values.get("seed", 0), 0  # a grid's seeds may be a list
     prepare(arguments)
+    from remnant.sweep.table import read_rows
+
     on = place(arguments)
     with bars(arguments.quiet):
         if searched is not None:
@@ -64,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
             stored = run_audits(values, on, arguments)
         else:
             stored = run_attacks(values, on, arguments)
-    show_rows(stored, arguments)
-    return DONE
+    rows = read_rows(stored)
+    print_result(arguments, rows, lambda: show_rows(rows, stored))
+    return Exit.DONE
 
 
 def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
@@ -166,7 +168,7 @@ def run_search(
     stored = run_of(arguments, search_spec(how, hashes), work)
     show_search(read_finding(stored).figures["search"], arguments)
     show_finding(stored, arguments)
-    return DONE
+    return Exit.DONE
 
 
 def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
@@ -207,15 +209,8 @@ def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> 
         say(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
 
 
-def show_rows(stored: Run, arguments: argparse.Namespace) -> None:
-    """A table of the rows, or all their fields as JSON."""
-    from remnant.sweep.table import read_rows
-
-    rows = read_rows(stored)
-    if arguments.json:
-        print_json(rows)
-    if arguments.json or arguments.quiet:
-        return
+def show_rows(rows: Sequence[Mapping[str, Any]], stored: Run) -> None:
+    """A table of the rows."""
     shown = [n for n in dict.fromkeys(key for row in rows for key in row) if n not in HIDDEN]
     columns = [name.rsplit(".", 1)[-1].replace("_", " ") for name in shown]
     print_table(columns, [[row.get(name) for name in shown] for row in rows])

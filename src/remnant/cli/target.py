@@ -6,6 +6,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remnant.cli.texts import (
+    directory_of,
+    read_directory,
+    read_held,
+    read_texts,
+    refuse_numbers,
+    tokenizer_hash,
+)
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -16,28 +24,36 @@ if TYPE_CHECKING:
     from remnant.types import Examples, Scaling, Target
 
 
-def read_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
-    """The target that a spec describes, and hashes of all that was read."""
+def read_target(
+    spec: TargetSpec, released: tuple[nn.Module, tuple[int, ...]] | None = None
+) -> tuple[Target, dict[str, str]]:
+    """The target that a spec describes, and hashes of all that was read. released: its model and
+    the shape of an input, if they were read before."""
     import torch
 
-    from remnant.data import load
-    from remnant.models import align, load_weights, read_weights
+    from remnant.models import align, read_weights
     from remnant.models.foreign import check_outputs
+    from remnant.models.tokens import longest_of, takes_tokens
     from remnant.types import Knowledge, Target
 
-    final = read_weights(spec.weights)
-    model, shape = read_model(spec.model, final)
-    load_weights(model, final, what=f"--weights {spec.weights}")
-    model.eval()  # statistics of batch norm and dropout are part of the released model
+    model, shape = released or read_released(spec)
+    read = read_weights if directory_of(spec) is None else read_held
     held = {
-        kind: align(model, read_weights(path), what=f"--{kind} {path}")
+        kind: align(model, read(path), what=f"--{kind} {path}")
         for kind in ("initial", "gradient")
         if (path := getattr(spec, kind)) is not None
     }
-    public = load(spec.public, data_dir=spec.data_dir) if spec.public else None
-    shape = read_shape(spec.shape, public, shape)
+    tokens = takes_tokens(model)
+    public = read_records(spec, model, spec.public) if spec.public else None
+    if tokens:
+        refuse_numbers(spec)
+        shape = shape or (longest_of(model),)
+        probe = torch.zeros(2, min(2, *shape), dtype=torch.int64)
+    else:
+        shape = read_shape(spec.shape, public, shape)
+        probe = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     scaling = read_scaling(spec.mean, spec.std, public, shape)
-    check_outputs(model, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+    check_outputs(model, probe)
     target = Target(
         model=model,
         input_shape=shape,
@@ -48,13 +64,41 @@ def read_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
             gradient=held.get("gradient"),
             records=spec.records,
             loss=spec.loss,
-            public=None if public is None else public.inputs,
-            public_labels=None if public is None else public.labels,
+            public=None if public is None or tokens else public.inputs,
+            public_labels=None if public is None or tokens else public.labels,
             **read_told(spec),
         ),
     )
+    hashes = hash_model_file(spec) | hash_target(target)
+    if tokens:
+        return target, hashes | tokenizer_hash(spec)
     check_labels(target.knowledge.labels, model, shape)
-    return target, hash_model_file(spec.model) | hash_target(target)
+    return target, hashes
+
+
+def read_released(spec: TargetSpec) -> tuple[nn.Module, tuple[int, ...]]:
+    """The released model in evaluation mode, and the shape of its inputs, () if it is not known."""
+    from remnant.models import load_weights, read_weights
+    from remnant.models.tokens import give_logits
+
+    directory = directory_of(spec)
+    if directory is not None:
+        model, shape = read_directory(directory, spec.weights)
+        return give_logits(model), shape
+    final = read_weights(spec.weights)
+    model, shape = read_model(spec.model, final)
+    load_weights(model, final, what=f"--weights {spec.weights}")
+    return give_logits(model.eval()), shape  # statistics of batch norm and dropout are part of it
+
+
+def read_records(spec: TargetSpec, model: nn.Module, source: str) -> Examples:
+    """Records of numbers, or texts where the model takes tokens."""
+    from remnant.data import load
+    from remnant.models.tokens import takes_tokens
+
+    if takes_tokens(model):
+        return read_texts(spec, model, source)
+    return load(source, data_dir=spec.data_dir)
 
 
 def hash_target(target: Target) -> dict[str, str]:
@@ -115,11 +159,14 @@ def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]
     """Told labels are classes of this model; one output has two."""
     import torch
 
+    from remnant.models.foreign import real_outputs
+
     if labels is None:
         return
     first = next(model.parameters())
     with torch.no_grad():
-        classes = max(2, int(model(first.new_zeros(1, *shape)).shape[-1]))
+        outputs = real_outputs(model(first.new_zeros(1, *shape)), 1, "--model")
+    classes = max(2, int(outputs.shape[-1]))
     if int(labels.max()) >= classes:
         got = ",".join(str(label) for label in labels.tolist())
         raise InputError(expected("--labels", f"classes 0 to {classes - 1}", got))
@@ -127,7 +174,7 @@ def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]
 
 def is_linear(weights: Path) -> bool:
     """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
-    return weights.suffix.lower() in (".json", ".npz", ".skops")
+    return weights.suffix.lower() in (".json", ".npz", ".skops") and not weights.is_dir()
 
 
 def read_linear_model(weights: Path) -> LinearModel:
@@ -179,10 +226,14 @@ def hash_file(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hash_model_file(text: str | None) -> dict[str, str]:
-    """The hash of a model's own code, where --model is file.py:factory."""
+def hash_model_file(spec: TargetSpec) -> dict[str, str]:
+    """The hash of a model's own code or configuration, for file.py:factory and hf:DIR."""
     from remnant.models import parse_model
 
+    directory, text = directory_of(spec), spec.model
+    if directory is not None:
+        files = [directory / name for name in ("config.json", "adapter_config.json")]
+        return {f"model_{file.stem}": hash_file(file) for file in files if file.is_file()}
     file = parse_model(text).file if text is not None else ""
     return {"model_file": hash_file(file)} if file else {}
 

@@ -6,15 +6,19 @@ from remnant.data.bundled import BUNDLED
 from remnant.data.sources import load
 from remnant.data.splits import Split, draw, split
 from remnant.data.tasks import TASKS, binary_task, mean_image, relabel
+from remnant.data.texts import Tokenizer, load_texts, read_tokenizer
 
 __all__ = [
     "BUNDLED",
     "TASKS",
     "Split",
+    "Tokenizer",
     "binary_task",
     "draw",
     "load",
+    "load_texts",
     "mean_image",
+    "read_tokenizer",
     "relabel",
     "split",
 ]

@@ -52,7 +52,7 @@ def make_examples(
         raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
     names = tuple(ids) if ids is not None else tuple(f"{name}-{i:05d}" for i in range(n))
     for given in ids or ():
-        _check_id(given, name)
+        check_id(given, name)
     if len(names) != n or len(set(names)) != n:
         got = f"{len(names)}, of which {len(set(names))} differ"
         raise DataError(expected(f"{name}: record ids", f"{n} different ones", got))
@@ -77,7 +77,7 @@ def _values(inputs: Array) -> torch.Tensor:
     return values
 
 
-def _check_id(given: str, name: str) -> None:
+def check_id(given: str, name: str) -> None:
     """Ids end up in files, pages and scripts, and may be taken for paths there."""
     path = given.replace("\\", "/")
     upward = path.startswith("/") or ".." in path.split("/")

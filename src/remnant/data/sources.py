@@ -47,6 +47,11 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
     """
     if isinstance(source, str) and source in BUNDLED:
         return BUNDLED[source]()
+    return _read(find(source, data_dir), limit)
+
+
+def find(source: str | Path, data_dir: str | Path | None = None) -> Path:
+    """The file or folder that `source` names: as it is, or below the data directory."""
     places = list(dict.fromkeys(_places(source, data_dir)))
     found = next((path for path in places if _exists(path)), None)
     if found is None:
@@ -55,7 +60,7 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
         root = data_dir or os.environ.get(ENV)
         where = f" in {root}" if root else f"; set {ENV} to the data directory"
         raise DataError(expected("data", wanted, shown(str(source)), f"looked at {looked}{where}"))
-    return _read(found, limit)
+    return found
 
 
 def _places(source: str | Path, data_dir: str | Path | None) -> Iterator[Path]:
@@ -94,6 +99,9 @@ def _read(path: Path, limit: int) -> Examples:
     batch = cifar_file(path)
     if batch is not None:
         return read_cifar_files(*batch, name, limit)
+    if lower.endswith((".txt", ".jsonl")):
+        do = "give a Hugging Face directory as --weights or --model hf:DIR"
+        raise DataError(expected(str(path), "data of a model of numbers", "texts", do))
     kinds = "npz, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz) or a folder of pictures"
     raise DataError(expected(str(path), kinds, path.suffix or "no ending"))
 

@@ -48,8 +48,6 @@ from remnant.training.private_fleet import clipped_sum, share_private
 from remnant.training.recipes import PrivateDescent
 from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
 
-CLIP, TEST = 1.0, 1000  # largest norm of a record's gradient; records to test on
-APPROXIMATE = 40  # records up to which the approximate attack is tried: more take minutes
 WEIGHTS = ("kkt", "ntk", "informed")
 ATTACKS = ("kkt", "ntk", "gradient", "informed")
 
@@ -120,14 +118,16 @@ class Sizes:
     targets: int = 5
     epochs: int = 20
     evaluations: int = 72
+    test: int = 1000  # records that accuracies are measured on
 
     def wide(self, attack: str) -> int:
         own: int = getattr(self, f"{attack}_width")
         return self.width or own
 
 
-def recipe_under(attack: str, kind: str, strength: Any, epochs: int) -> Any:
-    """The recipe that trains an attack's target under a defence. epochs: of informed."""
+def recipe_under(attack: str, kind: str, strength: Any, epochs: int, *, clip: float = 1.0) -> Any:
+    """The recipe that trains an attack's target under a defence. epochs: of informed. clip: the
+    largest norm of a record's gradient where training is private."""
     decay = DecayTime()
     falling = GradientDescent(lr=0.05, momentum=0.9, steps=3000, stop_loss=0.02)
     short = GradientDescent(lr=0.2, momentum=0.9, steps=epochs)
@@ -151,11 +151,11 @@ def recipe_under(attack: str, kind: str, strength: Any, epochs: int) -> Any:
     # For ntk as many steps as the loss takes to fall to the base's.
     steps = 60 if attack == "ntk" else plain.steps
     if kind == "clip only":
-        return defend.made_private(plain, noise=0.0, clip=CLIP, steps=steps)
+        return defend.made_private(plain, noise=0.0, clip=clip, steps=steps)
     if kind == "private":
         steps = 100 if attack == "kkt" else steps
         noise = private.noise_for(strength, steps)
-        return defend.made_private(plain, noise=noise, clip=CLIP, steps=steps)
+        return defend.made_private(plain, noise=noise, clip=clip, steps=steps)
     return decay if attack == "kkt" else plain
 
 
@@ -209,30 +209,33 @@ def measure_weights(
     )
     how = KKT(starts=sizes.kkt_starts, steps=sizes.kkt_steps) if name == "kkt" else best_of_ntk
     found, _ = attack(how, scene.target, seed)
-    return counted(scene, found, accuracy_on(scene.target, sides.public.take(range(TEST))))
+    return counted(scene, found, accuracy_on(scene.target, sides.public.take(range(sizes.test))))
 
 
-def best_of_ntk(target: Target, *, generator: torch.Generator) -> Candidates:
-    """Exact, and where that gives nothing approximate; the number of records is known."""
+def best_of_ntk(target: Target, *, generator: torch.Generator, most: int = 40) -> Candidates:
+    """Exact, and where that gives nothing approximate, which takes minutes for over `most` records;
+    their number is known."""
     found = NTK(preset="exact")(target, generator=generator)
-    if len(found) or (target.knowledge.records or 0) > APPROXIMATE:
+    if len(found) or (target.knowledge.records or 0) > most:
         return found
     return NTK(preset="projected", runs=1, steps=200)(target, generator=generator)
 
 
-def send(kind: str, strength: Any, model: nn.Module, batch: Examples, scaling: Scaling,
-         generator: torch.Generator) -> dict[str, Tensor]:  # fmt: skip
-    """A client's gradient under one defence."""
+def send(
+    kind: str, strength: Any, model: nn.Module, batch: Examples, scaling: Scaling,
+    generator: torch.Generator, clip: float = 1.0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """A client's gradient under one defence. clip: the largest norm of a record's gradient."""
     if kind not in ("clip only", "private"):
         inputs = scaling.to_model(batch.inputs)
         gradient = capture(model, "ce", (inputs, batch.labels))
         return perturbed(kind, strength, gradient, generator)
     noise = private.noise_for(strength, 1) if kind == "private" else 0.0
-    recipe = PrivateDescent(lr=1.0, steps=1, noise=noise, clip=CLIP)
+    recipe = PrivateDescent(lr=1.0, steps=1, noise=noise, clip=clip)
     run = share_private(model, batch, recipe, scaling=scaling)
     sums = clipped_sum(run, [w[None] for w in run.start], run.inputs, run.labels, graph=False)
     draws = [torch.randn(s.shape, generator=generator) for s in sums]
-    moves = [(s + noise * CLIP * d)[0] / len(batch) for s, d in zip(sums, draws, strict=True)]
+    moves = [(s + noise * clip * d)[0] / len(batch) for s, d in zip(sums, draws, strict=True)]
     return dict(zip(run.names, moves, strict=True))
 
 
@@ -248,21 +251,22 @@ def measure_gradient(
     count = len(sides.train)
     scene = place(model, sides, scaling, gradient=gradient, records=count, loss="ce")
     found, _ = attack(Gradient(patience=5), scene.target, seed)
-    return counted(scene, found, federated_accuracy(sizes.rounds, kind, strength, scene, seed))
+    return counted(scene, found, federated_accuracy(sizes, kind, strength, scene, seed))
 
 
-def federated_accuracy(rounds: int, kind: str, strength: Any, scene: Scene, seed: int) -> float:
+def federated_accuracy(sizes: Sizes, kind: str, strength: Any, scene: Scene, seed: int) -> float:
     """Of a model that clients train, each sending one gradient of as many records of its own."""
     model, generator = copy.deepcopy(scene.target.model), generator_for(seed, "rounds")
-    size = min(len(scene.truth), (len(scene.public) - TEST) // rounds)
+    test = sizes.test
+    size = min(len(scene.truth), (len(scene.public) - test) // sizes.rounds)
     rate = 1e-3 if strength == "sign" else 0.3
-    for k in range(rounds):
-        batch = scene.public.take(range(TEST + k * size, TEST + (k + 1) * size))
+    for k in range(sizes.rounds):
+        batch = scene.public.take(range(test + k * size, test + (k + 1) * size))
         gradient = send(kind, strength, model, batch, scene.target.scaling, generator)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.sub_(gradient[name], alpha=rate)
-    return accuracy_on(replace(scene.target, model=model), scene.public.take(range(TEST)))
+    return accuracy_on(replace(scene.target, model=model), scene.public.take(range(test)))
 
 
 def measure_informed(
@@ -271,7 +275,7 @@ def measure_informed(
     """All records but one are known, one model for each target; the null is the nearest record
     that the adversary had already. Against private training replay is told the labels."""
     known_count = sizes.known * more(kind, strength)
-    targets, known, test = draw_parts(examples, seed, sizes.targets, known_count, TEST)
+    targets, known, test = draw_parts(examples, seed, sizes.targets, known_count, sizes.test)
     text = dense(examples, 10, options=":elu")
     model = build(text, generator=generator_for(seed, "informed weights"))
     recipe = recipe_under(name, kind, strength, sizes.epochs)

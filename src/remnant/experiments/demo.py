@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from remnant.attacks import NTK
+from remnant.attacks.about import setting
 from remnant.auditing import assess
 from remnant.data import Split, binary_task, load, mean_image, split
 from remnant.errors import InputError, expected
@@ -52,28 +53,28 @@ from remnant.store import (
 from remnant.training import SGD, GradientDescent, train
 from remnant.types import Candidates, Examples, Finding, Knowledge, Scaling, Target
 
-PUBLIC_LIMIT = 5000  # more would only slow the oracle down
-
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
     """What is trained and on what. JSON values only: it is the run's spec."""
 
-    data: str = "faces"
-    task: str | None = None  # a binary task: odd-even, animal-vehicle
-    records: int = 50
-    balanced: bool = True  # as many records of each class
-    width: int = 1024
-    depth: int = 2  # hidden layers
-    loss: str = "ce"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    batch_size: int | None = None  # None = full batch
-    stop_loss: float = 0.02
-    epochs: int = 5000
+    data: str = setting("faces", "a bundled name, a file or a folder; or text: sentences")
+    task: str | None = setting(None, "a binary task: odd-even or animal-vehicle")
+    records: int = setting(50, "how many records to train on")
+    balanced: bool = setting(True, "as many records of each class (default: balanced)")
+    width: int = setting(1024, "neurons of each hidden layer")
+    depth: int = setting(2, "how many hidden layers")
+    loss: str = setting("ce", "ce, mse, bce, power2.5 or huber")
+    lr: float = setting(0.05, "learning rate")
+    momentum: float = setting(0.9, "of the descent")
+    weight_decay: float = setting(0.0, "of the descent")
+    batch_size: int | None = setting(None, "records in a mini-batch (default: all of them)")
+    stop_loss: float = setting(0.02, "stop training at this loss")
+    epochs: int = setting(5000, "stop training at the latest then")
     seed: int = 0
-    page: bool = True  # end in the page of an audit
+    page: bool = setting(
+        True, "end in a page: four adversaries against a small model (default: yes)"
+    )
     attack: dict[str, Any] = field(default_factory=lambda: asdict(NTK()))
 
     def __post_init__(self) -> None:
@@ -128,8 +129,9 @@ def timed(timings: dict[str, float], stage: str) -> Iterator[None]:
     timings[stage] = round(time.process_time() - begun, 3)
 
 
-def divide(demo: Demo, data_dir: Path | None) -> Split:
-    """Disjoint records: trained on, held out (as many, if there are), public (the rest)."""
+def divide(demo: Demo, data_dir: Path | None, most_public: int = 5000) -> Split:
+    """Disjoint records: trained on, held out (as many, if there are), public (the rest, as far as
+    they do not slow the oracle down)."""
     with task("reading data"):
         examples = load(demo.data, data_dir=data_dir)
         if demo.task:
@@ -147,7 +149,7 @@ def divide(demo: Demo, data_dir: Path | None) -> Split:
         seed=demo.seed,
         balanced=demo.balanced,
     )
-    shown = min(PUBLIC_LIMIT, len(sides.public))
+    shown = min(most_public, len(sides.public))
     return replace(sides, public=sides.public.take(range(shown)))
 
 

@@ -25,8 +25,6 @@ from remnant.training.run import Trained
 from remnant.types import Examples, Knowledge, Scaling, Target
 
 FOLDER = "audit"
-RECORDS, WIDTH, STEPS, DECAY = 10, 200, 20, 0.06
-RATES = (0.1, 0.03, 0.01)  # the first at which training does not diverge
 ATTACKS = ("kkt", "ntk", "gradient", "informed")
 # Fewer starts, steps and labels than by default: near enough to be recognised, in two minutes.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,15 +37,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
         }
     },
 }
-LEFT_OUT = 2  # records that the informed adversary is after, one at a time
 
 
-def write_demo_page(sides: Split, scaling: Scaling, loss: str, seed: int, run: Run) -> Audit:
-    """Audit a small model of the demo's first records, in a folder of the demo's own."""
+def write_demo_page(
+    sides: Split, scaling: Scaling, loss: str, seed: int, run: Run, *, most: int = 10,
+    left_out: int = 2,
+) -> Audit:  # fmt: skip
+    """Audit a small model of `most` of the demo's records, in a folder of the demo's own.
+
+    left_out: records that the informed adversary is after, one at a time.
+    """
     stored = open_run(run.path / FOLDER, {"verb": "demo-page", "demo": run.spec_hash})
     if stored.finished:
         return read_bundle(stored.path, images=False)[0]
-    count = min(RECORDS, len(sides.train))
+    count = min(most, len(sides.train))
     chance = generator_for(seed, "small records")
     records = draw(sides.train, count, generator=chance, balanced=sides.train.classes > 0)
     with task("a small model"):
@@ -56,18 +59,20 @@ def write_demo_page(sides: Split, scaling: Scaling, loss: str, seed: int, run: R
     plan = Plan(
         attacks=ATTACKS,
         settings=SETTINGS,
-        targets=min(LEFT_OUT, len(records)),
+        targets=min(left_out, len(records)),
         seed=seed,
         command=f"remnant demo --seed {seed}",
     )
     return run_audit(case, plan, stored)
 
 
-def small_target(records: Examples, scaling: Scaling, loss: str, seed: int) -> Target:
+def small_target(
+    records: Examples, scaling: Scaling, loss: str, seed: int, width: int = 200
+) -> Target:
     """Trained on the records, with everything that the four adversaries may hold."""
     classes = records.classes
     outputs = 1 if loss in ("bce", "mse") and classes <= 2 else max(1, classes)
-    text = dense(records, WIDTH, WIDTH, outputs=outputs)
+    text = dense(records, width, width, outputs=outputs)
     trained, recipe = _trained(text, records, scaling, loss, seed)
     inputs = scaling.to_model(records.inputs)
     return Target(
@@ -84,10 +89,12 @@ def small_target(records: Examples, scaling: Scaling, loss: str, seed: int) -> T
 
 
 def _trained(
-    text: str, records: Examples, scaling: Scaling, loss: str, seed: int
-) -> tuple[Trained, GradientDescent]:
-    for lr in RATES:
-        recipe = GradientDescent(lr=lr, momentum=0.9, weight_decay=DECAY, steps=STEPS, loss=loss)
+    text: str, records: Examples, scaling: Scaling, loss: str, seed: int,
+    rates: tuple[float, ...] = (0.1, 0.03, 0.01),
+) -> tuple[Trained, GradientDescent]:  # fmt: skip
+    """By the first of the rates at which training does not diverge."""
+    for lr in rates:
+        recipe = GradientDescent(lr=lr, momentum=0.9, weight_decay=0.06, steps=20, loss=loss)
         model = build(text, generator=generator_for(seed, "small weights"))
         trained = train(
             model, records, recipe, scaling=scaling, generator=generator_for(seed, "small batches")

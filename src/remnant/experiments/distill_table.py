@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from remnant.attacks.about import setting
 from remnant.data import binary_task, draw, load, mean_image, split
 from remnant.distill import (
     Distillation,
@@ -68,25 +70,32 @@ RESULT_FILE, IMAGES_FILE, SHEET_FILE, STATE = "result.json", "distilled.npz", "s
 class Scene:
     """One distillation. JSON values only: it is the run's spec.
 
-    width: of the networks that are trained on the distilled set and of the one that rkip-finite
-    starts from. kernel: ntk, the usual limit, in which every layer counts alike and there are no
-    biases; or matched, the limit of the very networks that are trained. steps, lr: None = STEPS.
+    kernel: of infinite width; ntk is the usual limit, matched that of the very networks that are
+    trained. steps, lr: None = STEPS.
     """
 
     method: str = "rkip"
-    data: str = "mnist"
-    task: str | None = "odd-even"
-    records: int = 500
-    images: int = 20
-    test: int = 4000  # at most
-    width: int = 1024
-    depth: int = 2  # hidden layers
-    kernel: str = "ntk"
-    steps: int | None = None
-    lr: float | None = None
-    start: str = "noise"
-    learn_labels: bool = False
-    trained: str = "linearised"  # the network of rkip-finite, or standard
+    data: str = setting("mnist", "a bundled name, a file or a folder")
+    task: str | None = setting(
+        "odd-even", "a binary task, odd-even or animal-vehicle; none: the data's own classes"
+    )
+    records: int = setting(500, "how many records to distil")
+    images: int = setting(20, "how many images to distil them to")
+    test: int = setting(4000, "records to test on, at most")
+    width: int = setting(1024, "neurons of each hidden layer of the networks that are trained")
+    depth: int = setting(2, "how many hidden layers")
+    kernel: Literal["ntk", "matched"] = setting(
+        "ntk", "ntk: every layer alike, no biases; matched: the trained networks' own limit"
+    )
+    steps: int | None = setting(
+        None, "of the search (default: kip 5000, rkip 1000, rkip-finite 2000)"
+    )
+    lr: float | None = setting(None, "of the search (default: kip 0.003, others 0.02)")
+    start: Literal["noise", "data"] = setting("noise", "what the search starts from")
+    learn_labels: bool = setting(False, "labels that fit best in place of the classes'")
+    trained: Literal["linearised", "standard"] = setting(
+        "linearised", "the network that rkip-finite takes the images from"
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -132,7 +141,7 @@ def settings_of(scene: Scene) -> Distillation | Descent:
         images=scene.images,
         steps=steps,
         lr=lr,
-        start=scene.start,  # type: ignore[arg-type]
+        start=scene.start,
         learn_labels=scene.learn_labels,
     )
 

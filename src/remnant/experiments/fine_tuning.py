@@ -35,7 +35,7 @@ from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
 from remnant.solvers.descent.paper import SCALED
 from remnant.sweep.table import Row
 from remnant.training import GradientDescent, recipe_from
-from remnant.types import Candidates, Examples, Knowledge, Scaling, Status, Target
+from remnant.types import Candidates, Examples, Knowledge, Scaling, Stated, Status, Target
 
 
 def measure_tuning(
@@ -161,14 +161,14 @@ def through_features(target: Target, *, evaluations: int, generator: torch.Gener
         target.model[0], found.inputs, FeatureInversion(evaluations=evaluations),
         shape=target.input_shape, generator=generator, bounds=model_box(target),
     )  # fmt: skip
-    exact = int(found.figures.get("certified") or 0)
+    exact = found.stated.certified or 0
     return Candidates(
         inputs=target.scaling.to_data(images),
         confidence=torch.zeros(len(images)),
         status=Status.INCONCLUSIVE,
         reason=f"features: {found.reason}; that the images are those of the records is not proved",
-        figures={"counted": found.figures.get("counted"), "features": exact, "certified": 0}
-        | {"misfit": float(misfit.median())},
+        stated=Stated(counted=found.stated.counted, certified=0),
+        figures={"features": exact, "misfit": float(misfit.median())},
     )
 
 
@@ -190,8 +190,8 @@ def scored(scene: Scene, found: Candidates, seconds: float) -> Row:
     """Squared L2 and centred correlation, beside as many held-out images scored alike."""
     row: Row = {
         "records": len(scene.truth),
-        "counted": found.figures.get("counted"),
-        "certified": found.figures.get("certified"),
+        "counted": found.stated.counted,
+        "certified": found.stated.certified,
         "features": found.figures.get("features"),  # certified, where images are made of them
         "misfit": found.figures.get("misfit"),
         "status": str(found.status),

@@ -42,17 +42,16 @@ from remnant.sweep.table import Row
 from remnant.training import GradientDescent, solve_linearised, targets, train
 from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
 
-PUBLIC = 2000  # records whose mean image is subtracted
-
 # targets
 
 
-def sides_of(examples: Examples, task: str, records: int, seed: int) -> Split:
-    """Records to train on and others: of a binary task, or of all classes."""
+def sides_of(examples: Examples, task: str, records: int, seed: int, public: int = 2000) -> Split:
+    """Records to train on and others: of a binary task, or of all classes. public: how many others
+    at most; their mean image is subtracted."""
     if task != "all classes":
         examples = binary_task(examples, task)
     sides = split(examples, train=records, public=None, holdout=records, seed=seed)
-    return replace(sides, public=sides.public.take(range(min(PUBLIC, len(sides.public)))))
+    return replace(sides, public=sides.public.take(range(min(public, len(sides.public)))))
 
 
 def network(records: Examples, width: int, seed: int) -> nn.Module:
@@ -193,7 +192,7 @@ def by_descent(
         confidence=torch.zeros(len(found.inputs)),
         status=Status.INCONCLUSIVE,
         reason="the paper's descent has no certificate",
-        figures={"loss": found.loss, "certified": None},
+        figures={"loss": found.loss},
     )
 
 

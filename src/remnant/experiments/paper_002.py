@@ -24,7 +24,7 @@ from remnant.capturing import capture
 from remnant.data import draw
 from remnant.experiments.study import Figure, Rows, Study
 from remnant.experiments.targets import (
-    RECOVERED,
+    CRITERIA,
     Scene,
     attack,
     dense,
@@ -346,7 +346,7 @@ STUDIES: Mapping[str, Study] = {
         figures=(
             Figure(
                 x="records", lines={"share": "{method}"}, across="records in the batch",
-                up=f"share of records back (sq. L2 < {RECOVERED:g})",
+                up=f"share of records back (sq. L2 < {CRITERIA.recovered:g})",
                 panel="{data}, width {width}", log_x=False, log_y=False,
             ),
         ),

@@ -32,8 +32,8 @@ from remnant.models import build
 from remnant.progress import task
 from remnant.scoring import nearest_public
 from remnant.seeds import generator_for
+from remnant.solvers.numerics import minimise
 from remnant.solvers.reconstructor.ridge import fit_per_label
-from remnant.solvers.replay.lbfgs import minimise
 from remnant.solvers.replay.solve import class_starts
 from remnant.sweep.table import Row
 from remnant.training.private import privacy
@@ -48,8 +48,6 @@ from remnant.training.stacked import stacked_forward
 from remnant.types import Examples, Scaling, Weights
 
 CLIP_ONLY, NO_DP = "clip only", "no DP"
-AT_ONCE = 10  # targets whose runs are differentiated together: half a gigabyte
-DELTA = 1e-5
 
 
 def measure_private(
@@ -110,10 +108,10 @@ def recipe_for(
     )
 
 
-def noise_for(budget: float, steps: int, clip: float = 1.0) -> float:
-    """The noise multiplier of an epsilon at `DELTA`, full batches."""
+def noise_for(budget: float, steps: int, clip: float = 1.0, delta: float = 1e-5) -> float:
+    """The noise multiplier of an epsilon at `delta`, full batches."""
     template = Ledger(noise_multiplier=1.0, steps=steps, clip=clip)
-    return noise_for_epsilon(template, budget, DELTA).noise_multiplier
+    return noise_for_epsilon(template, budget, delta).noise_multiplier
 
 
 def fleet_accuracy(model: nn.Module, weights: Weights, test: Examples) -> float:
@@ -123,11 +121,14 @@ def fleet_accuracy(model: nn.Module, weights: Weights, test: Examples) -> float:
     return accuracy(outputs, test.labels)
 
 
-def by_replay(run: PrivateRun, released: Weights, targets: Examples, evaluations: int) -> Tensor:
-    """k x shape: from the mean of each target's class, which is told."""
+def by_replay(
+    run: PrivateRun, released: Weights, targets: Examples, evaluations: int, at_once: int = 10
+) -> Tensor:
+    """k x shape: from the mean of each target's class, which is told. at_once: targets whose runs
+    are differentiated together; ten take half a gigabyte."""
     means = class_starts(run.inputs, run.labels, int(run.labels.max()) + 1)
     found = []
-    for rows in torch.arange(len(targets)).split(AT_ONCE):
+    for rows in torch.arange(len(targets)).split(at_once):
         labels, weights = targets.labels[rows], [w[rows] for w in released.values()]
         found.append(replay_private(run, weights, means[labels], labels, evaluations=evaluations))
     return torch.cat(found).reshape(targets.inputs.shape)
@@ -210,7 +211,7 @@ def as_shares(rows: Rows) -> Rows:
 
 def _panel(title: str, lines: Mapping[str, str]) -> Figure:
     return Figure(
-        x="budget", lines=lines, across=f"epsilon at delta {DELTA:g}", up="", panel=title,
+        x="budget", lines=lines, across="epsilon at delta 1e-05", up="", panel=title,
         log_x=False, log_y=False,
     )  # fmt: skip
 

@@ -26,8 +26,18 @@ from remnant.training.private_fleet import share_private, train_private_fleet
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Target, Weights, finite
 
 Attack = Callable[..., Candidates]
-RECOVERED = 1e-6  # squared L2 below which a record is back
-NEAR = 0.1  # of what the mean image is off by: below, a candidate shows its record, above not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criteria:
+    """When a candidate counts. recovered: squared L2 below which a record is back. near: a share of
+    what the mean image is off by; below it a candidate shows its record."""
+
+    recovered: float = 1e-6
+    near: float = 0.1
+
+
+CRITERIA = Criteria()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,23 +207,23 @@ def squared_scores(scene: Scene, found: Candidates, seconds: float) -> Row:
     matches = greedy(squared_l2(scene.truth.inputs, found.inputs))
     error = matches.distance
     null = errors(scene.truth, scene.public.inputs[: 2 * len(scene.truth)])
-    close = NEAR * float(scene.inputs.flatten(1).square().sum(1).mean())
+    close = CRITERIA.near * float(scene.inputs.flatten(1).square().sum(1).mean())
     own = torch.full((len(found),), torch.inf, dtype=torch.float64)  # each candidate's error
     matched = matches.candidate >= 0
     own[matches.candidate[matched]] = error[matched]
-    passed = torch.tensor(found.figures.get("passed", []), dtype=torch.bool)
+    passed = torch.tensor(found.stated.passed, dtype=torch.bool)
     certified = own[passed] if len(passed) else own[:0]
     row = {
-        "counted": found.figures.get("counted"),
+        "counted": found.stated.counted,
         "found": len(found),
-        "recovered": int((error < RECOVERED).sum()),
+        "recovered": int((error < CRITERIA.recovered).sum()),
         "near": int((error < close).sum()),
         "mean_error": float(error.mean()),
         "median_error": float(error.median()),
         "max_error": float(error.max()),
         "null_error": float(null.mean()),
         "null_near": int((null < close).sum()),
-        "certified": found.figures.get("certified", len(certified)),
+        "certified": len(certified) if found.stated.certified is None else found.stated.certified,
         "wrongly_certified": int((certified > close).sum()),
         "worst_certified": float(certified.max()) if len(certified) else None,
         "status": str(found.status),

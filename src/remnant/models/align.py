@@ -41,6 +41,8 @@ def align(model: nn.Module, weights: Weights, *, what: str = "weights") -> dict[
         name: tuple(b.shape) for name, b in state_of(model).items() if name not in wanted
     }
     here, there = _bare([*wanted, *others]), _bare(weights)
+    if all(name in weights for name in wanted):  # tied names left out may leave a common beginning
+        here, there = {n: n for n in [*wanted, *others]}, {n: n for n in weights}
     held = {bare: name for name, bare in there.items()}
     source = {name: held[bare] for name, bare in here.items() if bare in held}
     taken = {source[name] for name in others if name in source}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from remnant.errors import InputError, RemnantError, expected, text_of
+from remnant.models.tokens import logits_of, outputs_for
 
 USER_MODULES = "_remnant_user_"  # how a model's own file is named once it is imported
 OURS = ("torch", "remnant")
@@ -63,36 +64,41 @@ def check_module(model: object, what: str) -> nn.Module:
 def check_outputs(model: nn.Module, inputs: Tensor, what: str = "--model") -> Tensor:
     """The outputs for a few inputs, n x c: one row of finite real numbers each, or an InputError.
 
-    They must be differentiable too: every attack asks for gradients.
+    They must be differentiable too: every attack asks for gradients. Of tokens (whole numbers, see
+    `remnant.models.tokens`) a language model has such a row at each place, n x length x c.
     """
     shape = tuple(inputs.shape[1:])
-    wanted = f"a model of inputs {shape}"
+    wanted = f"a model of inputs {shape}" if inputs.is_floating_point() else "a model of tokens"
     with guarded(f"{what}: expected {wanted}, got an error"):
         like = next(p for p in model.parameters() if p.is_floating_point())
         with torch.enable_grad():
-            outputs = model.eval()(inputs.detach().to(like).requires_grad_())
-        fault = _fault_of_outputs(outputs, len(inputs))
+            given = inputs.detach()
+            given = given.to(like).requires_grad_() if given.is_floating_point() else given
+            outputs = outputs_for(model.eval(), given)
+        fault = _fault_of_outputs(outputs, len(inputs), given)
     if fault is not None:
         do = "wrap it in a module that returns the logits alone, c of each record"
         raise InputError(expected(f"{what}: forward", "n x c finite real numbers", fault, do))
-    found: Tensor = outputs.detach()
-    return found
+    assert isinstance(outputs, Tensor)
+    return outputs.detach()
 
 
 def real_outputs(outputs: object, count: int, what: str) -> Tensor:
-    """What a forward returned, if a loss can be taken of it."""
+    """What a forward returned, or its logits, if a loss can be taken of it."""
+    outputs = logits_of(outputs)
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
         got = f"{outputs.dtype}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise InputError(expected(f"{what}: forward", f"{count} x c real numbers", got))
     return outputs
 
 
-def _fault_of_outputs(outputs: object, count: int) -> str | None:
+def _fault_of_outputs(outputs: object, count: int, inputs: Tensor) -> str | None:
     if not isinstance(outputs, Tensor):
         return f"a {type(outputs).__name__}"
     if outputs.layout != torch.strided or not outputs.is_floating_point():
         return f"{outputs.dtype}, {outputs.layout}"
-    if outputs.ndim != 2 or len(outputs) != count or not outputs.shape[1]:
+    ranks = (2,) if inputs.is_floating_point() else (2, 3)
+    if outputs.ndim not in ranks or len(outputs) != count or not outputs.shape[-1]:
         return f"the shape {tuple(outputs.shape)} for {count} records"
     if not bool(torch.isfinite(outputs).all()):
         return "NaN or infinity"

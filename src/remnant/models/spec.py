@@ -20,7 +20,7 @@ from remnant.models.activations import activation as named_activation
 
 MAX_PARAMETERS = 10**9  # a typing error should be refused before it asks for the memory
 MAX_LENGTH = 4096  # characters of a model string
-EXAMPLES = "mlp:784-300-10, cnn:3x32x32-c32k3-1000-1 or net.py:factory"
+EXAMPLES = "mlp:784-300-10, cnn:3x32x32-c32k3-1000-1, hf:DIR or net.py:factory"
 
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 _CONV = re.compile(

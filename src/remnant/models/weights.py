@@ -20,11 +20,12 @@ from remnant.models.torch_files import SAVE, check_saved
 from remnant.types import Weights
 from remnant.untrusted import Budget, Foreign, check_file, file_bytes, reading, shown
 
-TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 LARGE = 2**26  # bytes; smaller files are read before they are judged
 LIMIT = 8 * 1024**3  # bytes of a file: the most parameters that a model here may have, as doubles
 SHARED = 8  # how often all of a file's numbers may be named; tied layers are named a few times
-_WRAPPERS = ("state_dict", "model_state_dict")  # Lightning; the PyTorch tutorials
+# Lightning; the PyTorch tutorials; Opacus; what training scripts call it.
+_WRAPPERS = ("state_dict", "model_state_dict", "module_state_dict", "model", "net", "module", "ema")
 _PREFIXES = ("model.", "module.")  # a Lightning attribute; DataParallel
 
 
@@ -57,10 +58,19 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     A state dict inside a Lightning or tutorial checkpoint is taken out, and a `model.` or
     `module.` that all names begin with is dropped.
     """
+    weights = read_tensors(path)
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    return weights
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """As `read_weights`, under the names that the file has."""
     source = Path(path)
     suffix = source.suffix.lower()
     if suffix != ".safetensors" and suffix not in TORCH_SUFFIXES:
-        wanted = "a .safetensors, .pt, .pth or .ckpt file"
+        wanted = "a .safetensors, .pt, .pth, .pth.tar, .ckpt or .bin file"
         raise WeightsError(expected(f"{source}", wanted, shown(suffix)[1:-1] or "no suffix"))
     budget = Budget(LIMIT, WeightsError)
     data = _bytes(source, budget)
@@ -71,9 +81,6 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     for name, value in weights.items():
         _check(source, name, value, len(data))
         shared.take(f"{source}: all tensors", value.numel() * value.element_size())
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return {name: _own(value) for name, value in weights.items()}
 
 

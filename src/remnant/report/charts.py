@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import ClassVar
 
 import numpy as np
 from markupsafe import Markup
@@ -21,7 +22,6 @@ from remnant.bundle import null_words
 from remnant.report.figures import CANDIDATES, Exposure, Series, Spectrum
 from remnant.report.sheet import short_number
 
-WIDE, HIGH = 420, 280
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Scale = Callable[[float], float]
@@ -37,7 +37,9 @@ class Frame:
     parts: list[Markup]
     left: float = 42
     top: float = 30
-    bottom: float = HIGH - 40
+    bottom: float = 240
+    wide: ClassVar[int] = 420
+    high: ClassVar[int] = 280
 
     def add(self, *parts: Markup) -> None:
         self.parts.extend(parts)
@@ -48,14 +50,17 @@ def svg_file(chart: Markup) -> bytes:
     light = own_file("page/style.css").partition("}")[0]
     palette = dict(re.findall(r"--([\w-]+): (.*);", light))
     style = re.sub(r"var\(--([\w-]+)\)", lambda found: palette[found[1]], own_file("charts.css"))
-    width, height = WIDE + 48, HIGH + 32  # names at the right may be longer than their room
+    width, height = (
+        Frame.wide + 48,
+        Frame.high + 32,
+    )  # names at the right may be longer than their room
     whole = Markup(
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{2}" height="{3}">'
         '<style>{4}</style><rect width="{0}" height="{1}" fill="{5}"/>'
         '<svg x="16" y="16" width="{6}" height="{7}" overflow="visible">{8}</svg></svg>\n'
     )
     around = (width, height, 2 * width, 2 * height, Markup(style), palette["paper"])
-    return clean(whole.format(*around, WIDE, HIGH, chart)).encode()
+    return clean(whole.format(*around, Frame.wide, Frame.high, chart)).encode()
 
 
 def own_file(name: str) -> str:
@@ -90,7 +95,9 @@ def curve_chart(data: Sequence[Series]) -> Markup:
         ends.append((points[-1], words, "strong end" if mine else "end"))
     _label_ends(frame, ends)
     if not drawn:
-        frame.add(_text(WIDE / 2, HIGH / 2, "no record has a candidate", "name", "middle"))
+        frame.add(
+            _text(Frame.wide / 2, Frame.high / 2, "no record has a candidate", "name", "middle")
+        )
     return _svg(frame.parts, "Reconstruction curve: sorted squared distances of records and nulls")
 
 
@@ -191,7 +198,7 @@ def _frame(
     if log:
         low, high = math.floor(math.log10(up_span[0])), math.ceil(math.log10(up_span[1]))
         up_span = 10.0**low, 10.0 ** max(high, low + 1)
-    left, right, top, bottom = Frame.left, WIDE - labels, Frame.top, Frame.bottom
+    left, right, top, bottom = Frame.left, Frame.wide - labels, Frame.top, Frame.bottom
     y = _scale(up_span, (bottom, top), log=log)
     x = _scale(across_span, (left + 6, right - 6), log=log_across)
     frame = Frame(x=x, y=y, right=right, parts=[])
@@ -201,7 +208,7 @@ def _frame(
     for value, words in ticks or _steps(*across_span, whole=True):
         frame.add(_text(x(value), bottom + 17, words, "tick", "middle"))
     frame.add(_rule(left, bottom, right, bottom, "axis"))
-    frame.add(_text((left + right) / 2, HIGH - 6, across, "name", "middle"))
+    frame.add(_text((left + right) / 2, Frame.high - 6, across, "name", "middle"))
     frame.add(_text(0, 12, up, "name", "start"))
     return frame
 
@@ -262,4 +269,4 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str) -> Markup:
 
 def _svg(parts: Sequence[Markup], words: str) -> Markup:
     start = Markup('<svg viewBox="0 0 {} {}" class="chart" role="img" aria-label="{}">')
-    return start.format(WIDE, HIGH, words) + Markup("").join(parts) + Markup("</svg>")
+    return start.format(Frame.wide, Frame.high, words) + Markup("").join(parts) + Markup("</svg>")

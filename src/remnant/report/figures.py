@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from scipy.stats import binomtest
 
@@ -13,7 +13,6 @@ from remnant.bundle import NULLS, Attacked, null_words
 from remnant.types import Finding
 
 CANDIDATES, CONTROL = "candidates", "control"  # what is no null
-LEAST_GAP = 2.0  # between singular values: a smaller step does not tell the number of records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +31,12 @@ class Spectrum:
     values: tuple[float, ...]
     counted: int | None
     gap: float | None
+    least_gap: ClassVar[float] = 2.0  # a smaller one does not tell the number of records
 
     @property
     def tells(self) -> bool:
         """Whether the gap gives the number of records away: an attack may have been told it."""
-        return self.counted is not None and self.gap is not None and self.gap >= LEAST_GAP
+        return self.counted is not None and self.gap is not None and self.gap >= self.least_gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class Rate:
     low: float
     high: float
     median: float | None = None  # squared L2
+    tokens: float | None = None  # of texts: the mean share of tokens right
     excess: tuple[float, float, float] | None = None  # records, low, high
 
     @property
@@ -145,6 +146,7 @@ def _rate(
         low=0.0 if low is None else low,
         high=1.0 if high is None else high,
         median=number(summary.get("median_squared_l2")),
+        tokens=number(summary.get("mean_tokens")),
         excess=values if len(values) == 3 else None,
     )
 

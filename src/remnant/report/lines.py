@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -32,8 +32,6 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("#1a1a1a", (0, (5, 1)), "v"),
     ("#e69f00", (0, (3, 1, 1, 1)), "P"),
 )
-WIDE, HIGH = 4.6, 3.0  # inches of one panel
-COLUMNS = 3
 MEASURED = {"share": "share of records recovered", "consensus": "agreement without truth"}
 Row = Mapping[str, Any]
 Place = float | str  # a number, or the name of a step that has no size
@@ -50,7 +48,8 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Lines over one pair of axes. places: those of all lines, in order; words at equal steps."""
+    """Lines over one pair of axes. places: those of all lines, in order; words at equal steps.
+    high: inches of one panel."""
 
     title: str
     across: str
@@ -59,6 +58,7 @@ class Panel:
     lines: tuple[Line, ...]
     log_x: bool = False
     log_y: bool = True
+    high: ClassVar[float] = 3.0
 
 
 def line_panels(
@@ -164,11 +164,13 @@ def _short(place: str) -> str:
     return place.rsplit(".", 1)[-1].replace("_", " ")
 
 
-def draw_lines(panels: Sequence[Panel], *, title: str = "") -> bytes:
-    """The panels beside and below each other, lines named at their ends; PNG bytes."""
-    columns = max(1, min(COLUMNS, len(panels)))
+def draw_lines(
+    panels: Sequence[Panel], *, title: str = "", across: int = 3, wide: float = 4.6
+) -> bytes:
+    """The panels, `wide` inches each, `across` of them in a row, lines named at their ends; PNG."""
+    columns = max(1, min(across, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
-    size = (WIDE * columns, HIGH * rows + 0.4)
+    size = (wide * columns, Panel.high * rows + 0.4)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     if title:
         lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
@@ -261,7 +263,7 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     would meet."""
     low, high = axes.get_ylim()
     scale = math.log10 if axes.get_yscale() == "log" else float
-    size, points = 8.0, 72.0 * 0.7 * HIGH  # of a letter; of the axes, near enough
+    size, points = 8.0, 72.0 * 0.7 * Panel.high  # of a letter; of the axes, near enough
     shares = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for _, y, _, _ in ends]
     places = spread([share * points for share in shares], 1.5 * size)
     leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2, "relpos": (0.0, 0.5)}

@@ -22,11 +22,27 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 from remnant.types import Candidates, Examples, Finding
 
-LIMIT = 100  # pairs on one sheet
-SMALL, LARGE = 75, 128  # small images grow by a whole factor towards SMALL, large ones shrink
-MARGIN, GAP, BETWEEN, LABELS = 24, 14, 7, 116
 INK, GREY, PALE, EXPOSED = "#1a1a1a", "#6b6b6b", "#d4d4d4", "#d55e00"
-TEXT, HEADING, LINE = 11, 19, 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A sheet's measures in pixels. limit: pairs on one sheet. Images smaller than `small` grow by
+    a whole factor towards it, those larger than `large` shrink. labels: the column at the left."""
+
+    limit: int = 100
+    small: int = 75
+    large: int = 128
+    margin: int = 24
+    gap: int = 14
+    between: int = 7
+    labels: int = 116
+    text: int = 11
+    heading: int = 19
+    line: int = 15
+
+
+LOOK = Look()
 
 Point = tuple[int, int]
 
@@ -70,7 +86,7 @@ def finding_sheet(finding: Finding, truth: Examples, candidates: Tensor) -> dict
 
 def candidates_sheet(candidates: Candidates, *, attack: str) -> dict[str, Any]:
     """What `draw_sheet` needs where there is no truth: candidates and their confidence."""
-    certified = candidates.figures.get("certified")
+    certified = candidates.stated.certified
     title = f"{len(candidates)} candidates, none certified"
     if certified is not None:
         title = f"{certified} certified of {len(candidates)} candidates"
@@ -116,26 +132,26 @@ def sheet_layout(
     side = _drawn_size(shape)
     cell = max(side[0], 76)
     rows = 2 if originals else 1
-    band = rows * (side[1] + BETWEEN) + lines * LINE + 24
+    band = rows * (side[1] + LOOK.between) + lines * LOOK.line + 24
     used = max(1, min(columns, count))
-    width = max(2 * MARGIN + LABELS + used * (cell + GAP) - GAP, 640)
-    top = MARGIN + HEADING + 24
+    width = max(2 * LOOK.margin + LOOK.labels + used * (cell + LOOK.gap) - LOOK.gap, 640)
+    top = LOOK.margin + LOOK.heading + 24
     corners = []
     for i in range(count):
         row, column = divmod(i, columns)
-        x = MARGIN + LABELS + column * (cell + GAP) + (cell - side[0]) // 2
+        x = LOOK.margin + LOOK.labels + column * (cell + LOOK.gap) + (cell - side[0]) // 2
         corners.append((x, top + row * band))
     bottom = top + -(-count // columns) * band
-    below = side[1] + BETWEEN
+    below = side[1] + LOOK.between
     return Layout(
         width=width,
-        height=bottom + LINE + MARGIN,
+        height=bottom + LOOK.line + LOOK.margin,
         side=side,
         cell=cell,
         originals=tuple(corners) if originals else (),
         reconstructions=tuple((x, y + (rows - 1) * below) for x, y in corners),
         captions=tuple((x + side[0] // 2, y + rows * below + 2) for x, y in corners),
-        footer=(MARGIN, bottom),
+        footer=(LOOK.margin, bottom),
     )
 
 
@@ -155,17 +171,17 @@ def draw_sheet(
     `captions` are lines of text per pair and `rows` says what each line is. `marked` pairs are
     framed.
     """
-    count, shape = min(len(captions), LIMIT), tuple(reconstructions.shape[1:])
+    count, shape = min(len(captions), LOOK.limit), tuple(reconstructions.shape[1:])
     if not drawable(shape):
         raise InputError(expected("sheet", "images, h x w or channels x h x w", shape))
-    if len(captions) > LIMIT:
-        footer += f"  ·  the first {LIMIT} of {len(captions)}"
+    if len(captions) > LOOK.limit:
+        footer += f"  ·  the first {LOOK.limit} of {len(captions)}"
     lines = max((len(caption) for caption in captions), default=1)
     plan = sheet_layout(count, shape, originals=originals is not None, lines=lines)
     page = Image.new("RGB", (plan.width, plan.height), "white")
     draw = ImageDraw.Draw(page)
     nothing = _not_found(plan.side)
-    draw.text((MARGIN, MARGIN - 4), title, INK, _font(HEADING, bold=True))
+    draw.text((LOOK.margin, LOOK.margin - 4), title, INK, _font(LOOK.heading, bold=True))
     for i in range(count):
         if originals is not None:
             page.paste(_picture(originals[i], plan.side, bounds), plan.originals[i])
@@ -178,7 +194,12 @@ def draw_sheet(
             draw.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline=EXPOSED, width=2)
         _draw_caption(draw, plan, i, captions[i], flag)
     _draw_labels(draw, plan, rows)
-    draw.text(plan.footer, _fit(footer, plan.width - 2 * MARGIN, _font(TEXT)), GREY, _font(TEXT))
+    draw.text(
+        plan.footer,
+        _fit(footer, plan.width - 2 * LOOK.margin, _font(LOOK.text)),
+        GREY,
+        _font(LOOK.text),
+    )
     stream = io.BytesIO()
     page.save(stream, "PNG", optimize=True)
     return stream.getvalue()
@@ -188,7 +209,7 @@ def _not_found(side: tuple[int, int]) -> Image.Image:
     """A hatched box that says so."""
     w, h = side
     box = Image.new("RGB", side, "white")
-    draw, font = ImageDraw.Draw(box), _font(TEXT)
+    draw, font = ImageDraw.Draw(box), _font(LOOK.text)
     for start in range(-h, w, 8):
         draw.line((start, h, start + h, 0), fill="#dcdcdc")
     draw.rectangle((0, 0, w - 1, h - 1), outline=PALE)
@@ -205,28 +226,30 @@ def _draw_caption(
 ) -> None:
     x, y = plan.captions[i]
     for k, line in enumerate(lines):
-        font = _font(TEXT, bold=flag and k == 1)
+        font = _font(LOOK.text, bold=flag and k == 1)
         colour = GREY if k == 0 else EXPOSED if flag and k == 1 else INK
-        draw.text((x, y + k * LINE), _fit(line, plan.cell + GAP - 4, font), colour, font, "ma")
+        draw.text(
+            (x, y + k * LOOK.line), _fit(line, plan.cell + LOOK.gap - 4, font), colour, font, "ma"
+        )
 
 
 def _draw_labels(draw: ImageDraw.ImageDraw, plan: Layout, rows: Sequence[str]) -> None:
     """Say at the left of every band which row is which."""
-    right = MARGIN + LABELS - 12
+    right = LOOK.margin + LOOK.labels - 12
     for words, corners in (("original", plan.originals), ("reconstruction", plan.reconstructions)):
         for y in sorted({y for _, y in corners}):
-            draw.text((right, y + plan.side[1] // 2), words, INK, _font(TEXT, bold=True), "rm")
+            draw.text((right, y + plan.side[1] // 2), words, INK, _font(LOOK.text, bold=True), "rm")
     for y in sorted({y for _, y in plan.captions}):
         for k, words in enumerate(rows):
-            draw.text((right, y + k * LINE), words, GREY, _font(TEXT), "ra")
+            draw.text((right, y + k * LOOK.line), words, GREY, _font(LOOK.text), "ra")
 
 
 def _drawn_size(shape: Sequence[int]) -> tuple[int, int]:
     h, w = shape[-2:]
     longest = max(h, w)
-    if longest > LARGE:
-        return max(1, w * LARGE // longest), max(1, h * LARGE // longest)
-    factor = max(1, round(SMALL / longest))
+    if longest > LOOK.large:
+        return max(1, w * LOOK.large // longest), max(1, h * LOOK.large // longest)
+    factor = max(1, round(LOOK.small / longest))
     return w * factor, h * factor
 
 

@@ -1,7 +1,4 @@
-"""A record of a table as rows: each feature, what was recovered, and the truth where it is known.
-
-`record_table` computes what the rows say, `text_table` writes them down.
-"""
+"""A record of a table as rows: each feature, what was recovered, and the truth if it is known."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from remnant.errors import printable
 
 Kind = Literal["number", "integer"]
 
@@ -84,21 +79,3 @@ def spell(value: float, kind: Kind) -> tuple[str, bool]:
     if kind == "number":
         return f"{value:.5g}", True
     return str(round(value)), abs(value - round(value)) <= 0.25
-
-
-def text_table(table: RecordTable) -> str:
-    """Aligned columns, for a terminal or a log. Control characters in names are made visible.
-
-    The truth has columns only where it is known.
-    """
-    told = table.agreeing is not None
-    lines = [("feature", "recovered", *(("true", "agrees") if told else ()))]
-    for row in table.rows:
-        value = row.recovered if row.clear else f"{row.recovered} (unclear)"
-        truth = (row.true or "", "yes" if row.agrees else "no") if told else ()
-        lines.append((row.feature, value, *truth))
-    shown = [[printable(cell) for cell in line] for line in lines]
-    wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    shown.insert(1, ["-" * width for width in wide])
-    body = ["  ".join(map(str.ljust, line, wide)).rstrip() for line in shown]
-    return "\n".join(["recovered record", *body]) + "\n"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.types import Candidates, Scaling, Status
+from remnant.types import Candidates, Scaling, Stated, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +179,8 @@ def pool(
         labels=_majority(torch.cat(labels), groups)[:m] if len(labels) == len(runs) else None,
         status=Status.PARTIAL if agreed and not doubts else Status.INCONCLUSIVE,
         reason=words,
+        stated=Stated(counted=runs[0].stated.counted),
         figures={
-            "counted": runs[0].figures.get("counted"),
             "runs": len(runs),
             "agreed": agreed,
             "found_by": groups.starts[:m].tolist(),

@@ -1,4 +1,4 @@
-"""Iterations that solvers share, many problems at once: conjugate gradients, Levenberg-Marquardt.
+"""Iterations that solvers share: conjugate gradients, Levenberg-Marquardt, L-BFGS.
 
 Points are rows, `k x n`, one problem each. Rows do not meet: each has its own step and its own
 damping, and one that has arrived, or cannot go on, stays where it is.
@@ -6,14 +6,21 @@ damping, and one that has arrived, or cannot go on, stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from remnant.solvers.algebra import damped_cholesky
+from remnant.checkpoints import checkpoint
 
 Rows = Callable[[Tensor], Tensor]
+
+Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""K x d -> values K and gradients K x d, row by row."""
+
+Pair = tuple[Tensor, ...]
+"""A step, the change of the gradient (K x d each), and 1 / their product (K; 0: not used)."""
 
 
 def least_squares(
@@ -55,28 +62,156 @@ def levenberg_marquardt(
     damping: float = 1e-2,
     factor: float = 5.0,
     limits: tuple[float, float] = (1e-10, 1e6),
+    enough: float = 0.0,
+    progress: float = 0.0,
+    patience: int = 10,
 ) -> Tensor:
     """Rows (k x n) of a cost no higher than at `start`, after at most that many steps.
 
     cost: k x n -> k. linearise: the Gauss-Newton matrix J^T J (k x n x n) and gradient J^T r (k x
     n) there. move: from a point along a step, which may keep it on a surface. A step solves
     (J^T J + damping diag(J^T J)) step = -J^T r; where it lowers the cost it is taken and the
-    damping falls by `factor`, elsewhere it rises, within `limits`. Ends where no row can go on.
+    damping falls by `factor`, elsewhere it rises, within `limits`. Ends where no row can go on,
+    where every cost is at most `enough`, or after more than `patience` steps that lowered none by
+    the share `progress`.
     """
     at, value = start, cost(start)
-    held = torch.full_like(value, damping)
+    held, slow = torch.full_like(value, damping), 0
+    gram, gradient = linearise(at)
+    eye = torch.eye(gram.shape[1], dtype=gram.dtype)
     for _ in range(steps):
-        gram, gradient = linearise(at)
-        size = gram.diagonal(dim1=1, dim2=2).clamp(min=torch.finfo(gram.dtype).tiny)
-        factors = damped_cholesky(gram + torch.diag_embed(held[:, None] * size), 0.0)
-        step = -torch.cholesky_solve(gradient[:, :, None], factors)[:, :, 0]
+        size = gram.diagonal(dim1=1, dim2=2).clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+        unit = gram / (size[:, :, None] * size[:, None, :])
+        factors, fault = torch.linalg.cholesky_ex(unit + held[:, None, None] * eye)
+        step = -torch.cholesky_solve((gradient / size)[:, :, None], factors)[:, :, 0] / size
         trial = move(at, step)
         trial_value = cost(trial)
-        better = trial_value < value
+        better = (trial_value < value) & (fault == 0)
         stuck = ~better & (held >= limits[1])
+        falling = better & (trial_value < (1 - progress) * value)
         at = torch.where(better[:, None], trial, at)
         value = torch.where(better, trial_value, value)
         held = torch.where(better, held / factor, held * factor).clamp(*limits)
-        if bool(stuck.all()):
+        slow = 0 if bool(falling.any()) else slow + int(better.any())
+        if bool(stuck.all()) or bool((value <= enough).all()) or slow > patience:
             break
+        if bool(better.any()):
+            gram, gradient = linearise(at)
     return at
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Minimum:
+    """Where each row ended: points K x d, values K, and the values after every evaluation."""
+
+    points: Tensor
+    values: Tensor
+    evaluations: int
+    trace: tuple[Tensor, ...]
+
+
+def joined(parts: Sequence[Minimum]) -> Minimum:
+    """The rows of all; a part that ended early stays where it was."""
+    most = max(part.evaluations for part in parts)
+    traces = [[*part.trace, *[part.trace[-1]] * (most - part.evaluations)] for part in parts]
+    return Minimum(
+        points=torch.cat([part.points for part in parts]),
+        values=torch.cat([part.values for part in parts]),
+        evaluations=most,
+        trace=tuple(torch.cat(values) for values in zip(*traces, strict=True)),
+    )
+
+
+def minimise(
+    objective: Objective,
+    start: Tensor,
+    *,
+    evaluations: int,
+    history: int = 30,
+    enough: Tensor | float = 0.0,
+    armijo: float = 1e-4,
+    each: Callable[[], object] = lambda: None,
+) -> Minimum:
+    """Descend from `start` (K x d) until every value is at most `enough` or evaluations run out.
+
+    A row whose trial point does not fall by `armijo` times what its slope promises stays where it
+    is and tries a shorter step at the next. The first step of a row has length one.
+    """
+    x = start.clone()
+    f, g = objective(x)
+    each()
+    pairs: list[Pair] = []
+    step = torch.ones_like(f)
+    direction = _two_loop(pairs, g)
+    trace, count = [f], 1
+    kept = checkpoint("lbfgs", x, f, g, evaluations, history)  # f and g stand for the objective
+    if kept.state is not None:
+        x, f, g, direction, step, pairs, trace, count = kept.state
+    while count < evaluations and bool((~(f <= enough)).any()):
+        slope = _dot(g, direction)
+        tried = x + step[:, None] * direction
+        value, gradient = objective(tried)
+        each()
+        count += 1
+        good = (value <= f + armijo * step * slope) & value.isfinite()
+        good &= gradient.isfinite().all(1)
+        pairs = _remember(pairs, good, tried - x, gradient - g, history)
+        shorter = _shorter(f, slope, step, value)
+        x, g = torch.where(good[:, None], tried, x), torch.where(good[:, None], gradient, g)
+        f = torch.where(good, value, f)
+        turned = _two_loop(pairs, g)
+        direction = torch.where(good[:, None], turned, direction)
+        step = torch.where(good, torch.ones_like(step), shorter)
+        # A row that cannot fall along its direction starts again downhill, with a small step.
+        stuck = step < 1e-8
+        direction = torch.where(stuck[:, None], _downhill(g), direction)
+        step = torch.where(stuck, torch.full_like(step, 1e-2), step)
+        trace.append(f)
+        if kept.due():
+            kept.save([x, f, g, direction, step, pairs, trace, count])
+    return Minimum(points=x, values=f, evaluations=count, trace=tuple(trace))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1)
+
+
+def _downhill(g: Tensor) -> Tensor:
+    return nn.functional.normalize(g, dim=1, eps=1e-30).neg()
+
+
+def _shorter(f: Tensor, slope: Tensor, step: Tensor, value: Tensor) -> Tensor:
+    """The minimum of the parabola through what is known, within a tenth and a half of the step."""
+    parabola = -slope * step.square() / (2 * (value - f - slope * step))
+    parabola = torch.where(parabola.isfinite(), parabola, 0.1 * step)
+    return torch.minimum(torch.maximum(parabola, 0.1 * step), 0.5 * step)
+
+
+def _remember(
+    pairs: list[Pair], good: Tensor, moved: Tensor, change: Tensor, history: int
+) -> list[Pair]:
+    s = torch.where(good[:, None], moved, 0.0)
+    y = torch.where(good[:, None], change, 0.0)
+    product = _dot(s, y)
+    curved = product > 1e-12 * s.norm(dim=1) * y.norm(dim=1)
+    inverse = torch.where(curved, 1 / product.clamp(min=1e-30), 0.0)
+    usable = inverse.isfinite() & (product > 1e-30)
+    inverse = torch.where(usable, inverse, 0.0)
+    return [*pairs, (s, y, inverse)][-history:] if bool((inverse > 0).any()) else pairs
+
+
+def _two_loop(pairs: list[Pair], g: Tensor) -> Tensor:
+    """The quasi-Newton direction, or downhill where that would climb."""
+    q, weights = g, []
+    scale = torch.zeros_like(g[:, 0])
+    for s, y, inverse in reversed(pairs):
+        weight = inverse * _dot(s, q)
+        q = q - weight[:, None] * y
+        weights.append(weight)
+        newest = (scale == 0) & (inverse > 0)
+        scale = torch.where(newest, _dot(s, y) / _dot(y, y).clamp(min=1e-30), scale)
+    plain = 1 / g.norm(dim=1).clamp(min=1e-30)
+    q = q * torch.where(scale > 0, scale, plain)[:, None]
+    for (s, y, inverse), weight in zip(pairs, reversed(weights), strict=True):
+        q = q + (weight - inverse * _dot(y, q))[:, None] * s
+    return torch.where((_dot(q, g) <= 0)[:, None], _downhill(g), -q)

@@ -18,7 +18,7 @@ from remnant.errors import RemnantError, StoreError, expected
 from remnant.store.files import plain_name, write_whole
 from remnant.store.hashing import hash_tensors, hash_text
 from remnant.store.runs import ELSEWHERE, STATE, Run, as_json, check_listed, parse, promise
-from remnant.types import Candidates, Finding, Status
+from remnant.types import Candidates, Finding
 
 CANDIDATES_FILE = "candidates.safetensors"
 FINDING_FILE = "finding.json"
@@ -54,15 +54,7 @@ def write_candidates(run: Run, candidates: Candidates, name: str = CANDIDATES_FI
 
     The rest (status, reason, figures, trace) is JSON under the metadata key "remnant".
     """
-    tensors = {"inputs": candidates.inputs, "confidence": candidates.confidence}
-    if candidates.labels is not None:
-        tensors["labels"] = candidates.labels
-    about = {
-        "status": str(candidates.status),
-        "reason": candidates.reason,
-        "figures": dict(candidates.figures),
-        "trace": {name: list(series) for name, series in candidates.trace.items()},
-    }
+    tensors, about = candidates.parts()
     try:
         text = json.dumps(about, sort_keys=True)  # NaN may stay: a reader gets back what there was
     except TypeError as error:
@@ -78,16 +70,7 @@ def read_candidates(run: Run, name: str = CANDIDATES_FILE) -> Candidates:
     check_listed(run, name)
     try:
         tensors, text = _unpack(path)
-        about = json.loads(text)
-        return Candidates(
-            inputs=tensors["inputs"],
-            confidence=tensors["confidence"],
-            labels=tensors.get("labels"),
-            status=Status(about["status"]),
-            reason=about["reason"],
-            figures=about["figures"],
-            trace=about["trace"],
-        )
+        return Candidates.from_parts(tensors, json.loads(text))
     except (
         safetensors.SafetensorError, LookupError, ValueError, TypeError, OSError, RecursionError,
         RemnantError,

@@ -42,13 +42,23 @@ Function = Callable[[Spec, Any], Any]
 """(spec, shared) -> JSON values, or a pair of those and named tensors. Found by its module's name,
 so that a worker elsewhere can import it."""
 
-DEATHS = 3  # workers that may die in a row, none of them having finished anything
-ANSWER = 15  # seconds that a scheduler may take to answer
 JSON = "json"  # the name under which a result's JSON lies among its tensors
 USER_MODULES = "_remnant_user_"  # how a model's own file is named once it is imported
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _GO_ON = "the same command goes on with the rest"
 _held: dict[str, Any] = {}  # in a worker: what its tasks share; elsewhere: the Ray we are on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """deaths: workers that may die in a row, none of them having finished anything. answer: seconds
+    that a scheduler may take to answer."""
+
+    deaths: int = 3
+    answer: float = 15
+
+
+PATIENCE = Patience()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -231,7 +241,7 @@ def _on_processes(
             if todo:  # broken, or nobody waits for the rest
                 pool.shutdown(wait=False, kill_workers=True)
         deaths = 0 if len(todo) < before else deaths + 1
-        if deaths == DEATHS:
+        if deaths == PATIENCE.deaths:
             raise StoreError(_dead(len(todo)))
 
 
@@ -252,7 +262,7 @@ def _on_dask(
 ) -> Iterator[tuple[int, Any]]:
     distributed = _library("distributed", "dask")
     try:
-        client = distributed.Client(f"tcp://{where}", timeout=ANSWER, set_as_default=False)
+        client = distributed.Client(f"tcp://{where}", timeout=PATIENCE.answer, set_as_default=False)
     except OSError:
         raise InputError(
             expected(f"dask://{where}", "a scheduler", "no answer", "start `dask scheduler` there")
@@ -281,7 +291,7 @@ def _on_ray(
 ) -> Iterator[tuple[int, Any]]:
     ray = _library("ray", "ray")
     _join(ray, where)
-    work = ray.remote(num_cpus=1, max_retries=DEATHS, retry_exceptions=False)(_work)
+    work = ray.remote(num_cpus=1, max_retries=PATIENCE.deaths, retry_exceptions=False)(_work)
     held = ray.put(blob)
     pending = {work.remote(function, spec, held): at for at, spec in enumerate(specs)}
     while pending:
@@ -335,7 +345,7 @@ def _library(name: str, extra: str) -> Any:
 
 
 def _dead(tasks: int) -> str:
-    got = f"workers that died {DEATHS} times in a row, {tasks} tasks left"
+    got = f"workers that died {PATIENCE.deaths} times in a row, {tasks} tasks left"
     return expected("workers", "a result", got, f"are they out of memory? {_GO_ON}")
 
 

@@ -37,8 +37,6 @@ from remnant.training.fleet import MEMORY, chunk_size, share
 from remnant.training.shadows import Fleet, training_by
 
 FLEET_FILE = "fleet.safetensors"
-LARGEST = 128  # models in a chunk, whatever the memory: workers share a fleet, and a kill costs one
-AGREE = 1e-4  # of the largest weight: other processors round otherwise
 
 
 def fleet_spec(fleet: Fleet) -> dict[str, Any]:
@@ -62,18 +60,19 @@ def fleet_spec(fleet: Fleet) -> dict[str, Any]:
 
 
 def spread_fleet(
-    fleet: Fleet, *, cache: str | Path, on: str | None = None, memory: int = MEMORY
+    fleet: Fleet, *, cache: str | Path, on: str | None = None, memory: int = MEMORY, most: int = 128
 ) -> dict[str, Tensor]:
     """The weights of all models (K x shape each), from the cache if they are there and right.
 
-    memory: bytes that one worker may fill with a chunk, roughly. Chunks that are done survive a
+    memory: bytes that one worker may fill with a chunk, roughly. most: models in a chunk, so that
+    workers share a fleet and a kill costs little. Chunks that are done survive a
     kill. A cached fleet that is stale or damaged is an error and not trained over.
     """
     spec = fleet_spec(fleet)
     run = open_run(Path(cache) / f"fleet-{spec_hash(spec)[:16]}", spec)
     if run.finished:
         return check_fleet(fleet, run)
-    size = _chunk(fleet, memory)
+    size = min(most, _chunk(fleet, memory))
     specs = [
         {"fleet": run.spec_hash, "begin": at, "end": min(at + size, len(fleet)), "memory": memory}
         for at in range(0, len(fleet), size)
@@ -99,10 +98,11 @@ def train_part(spec: Mapping[str, Any], fleet: Fleet) -> Any:
     return spec["end"] - spec["begin"], weights
 
 
-def check_fleet(fleet: Fleet, run: Run) -> dict[str, Tensor]:
+def check_fleet(fleet: Fleet, run: Run, agree: float = 1e-4) -> dict[str, Tensor]:
     """The cached weights, or an error if they are not what training would give now.
 
-    That the file is the one that was written is known since the run was opened.
+    That the file is the one that was written is known since the run was opened. agree: how far it
+    may be off, as a share of the largest weight: other processors round otherwise.
     """
     path = run.path / FLEET_FILE
     do = f"remove {run.path}, and it is trained again"
@@ -118,7 +118,7 @@ def check_fleet(fleet: Fleet, run: Run) -> dict[str, Tensor]:
     for name, values in again.items():
         value = values[one - begin]
         off = float((weights[name][one] - value).abs().max())
-        if not off <= AGREE * max(float(value.abs().max()), 1e-12):
+        if not off <= agree * max(float(value.abs().max()), 1e-12):
             got = f"model {one} off by {off:.1e} in {name}"
             raise StoreError(
                 expected(f"{path}", "what training gives now", f"a stale one: {got}", do)
@@ -136,7 +136,7 @@ def _chunk(fleet: Fleet, memory: int) -> int:
         order=order,
         dtype=torch.float32,
     )
-    return min(len(fleet), LARGEST, chunk_size(run, memory))
+    return min(len(fleet), chunk_size(run, memory))
 
 
 def _joined(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:

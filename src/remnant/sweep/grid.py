@@ -29,7 +29,6 @@ from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, write_rows
 from remnant.types import Target
 
 LISTS = ("attacks", "mean", "std", "bounds", "targets")  # lists by nature
-MOST = 100_000  # cells
 SCRATCH = ".remnant-cell-"  # folders of audits under way
 # What decides how a case is attacked, and not what it is.
 HOW = (
@@ -55,15 +54,15 @@ def _lists(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[s
                 yield ".".join(place), value
 
 
-def expand(values: Mapping[str, Any]) -> list[tuple[Row, dict[str, Any]]]:
+def expand(values: Mapping[str, Any], most: int = 100_000) -> list[tuple[Row, dict[str, Any]]]:
     """Every cell: the varied values by their place, and the spec with those values in place."""
     axes = axes_of(values)
     if not axes:
         do = "such as seed: [0, 1, 2]"
         raise InputError(expected("sweep", "a list of values to vary", "none", do))
     count = math.prod(map(len, axes.values()))
-    if count > MOST:
-        raise InputError(expected("sweep", f"at most {MOST} cells", count))
+    if count > most:
+        raise InputError(expected("sweep", f"at most {most} cells", count))
     cells = []
     for chosen in itertools.product(*axes.values()):
         point = dict(zip(axes, chosen, strict=True))

@@ -51,9 +51,6 @@ RESIDUALS = ("residual", "residuals", "misfit", "loss")  # figures; the first th
 # Many more than anybody waits for, and few enough to list before the first is run.
 MOST = {"trials": 10**6, "runs": 1000, "batch": 1000}
 STEPS = "steps"  # the field that pruning shortens
-# Correlation at which candidates of two trials count as one. Trials are clustered within already:
-# what is still alike at less may be two records of one class.
-SAME = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +159,7 @@ def with_count(target: Target, how: Search) -> Target:
         return target
     counter = make_attack(how.attack, counting)
     found = counter(target, generator=generator_for(how.seed, "count"))
-    return replace(target, knowledge=replace(known, records=found.figures.get("counted")))
+    return replace(target, knowledge=replace(known, records=found.stated.counted))
 
 
 def _judge_batch(
@@ -194,17 +191,9 @@ def run_trial(spec: Mapping[str, Any], target: Target) -> Any:
     attack = make_attack(spec["attack"], spec["settings"])
     begun = time.process_time()
     found = attack(target, generator=generator_for(spec["seed"], f"trial {spec['run']}"))
-    about = {
-        "status": str(found.status),
-        "reason": found.reason,
-        "figures": dict(found.figures),
-        "trace": {name: list(series) for name, series in found.trace.items()},
-        "cpu_seconds": time.process_time() - begun,
-    }
-    tensors = {"inputs": found.inputs, "confidence": found.confidence}
-    if found.labels is not None:
-        tensors["labels"] = found.labels
-    return about, tensors
+    seconds = time.process_time() - begun
+    tensors, about = found.parts()
+    return about | {"cpu_seconds": seconds}, tensors
 
 
 def _specs(
@@ -282,9 +271,18 @@ def _worse_half(early: Judged, objective: Objective) -> set[int]:
 
 
 def _conclude(
-    how: Search, rows: list[dict[str, Any]], whole: Tried, seconds: float, scaling: Scaling
+    how: Search,
+    rows: list[dict[str, Any]],
+    whole: Tried,
+    seconds: float,
+    scaling: Scaling,
+    alike: float = 0.9,
 ) -> Searched:
-    """The answer of what is here, and everything that was tried, here or elsewhere."""
+    """The answer of what is here, and everything that was tried, here or elsewhere.
+
+    alike: the correlation at which candidates of two trials count as one; at less they may be two
+    records of one class.
+    """
     sign = 1.0 if how.objective == "consensus" else -1.0
     judged = _judged(whole, how.objective)
     mine: dict[Any, float] = {n: value for n, (value, _) in judged.items() if value is not None}
@@ -297,10 +295,10 @@ def _conclude(
     anywhere = max(valued, key=lambda row: float(sign * row["value"]), default=None)
     states = [row["state"] for row in rows]
     answer = _candidates(whole[best][0])
-    pooling = [] if how.answer == "best" or answer.figures.get("certified") else list(mine)
+    pooling = [] if how.answer == "best" or answer.stated.certified else list(mine)
     if len(pooling) > 1:
         runs = [_candidates(one) for number in pooling for one in whole[number]]
-        answer = pool(runs, scaling, alike=SAME, chosen=answer)
+        answer = pool(runs, scaling, alike=alike, chosen=answer)
     disclosed = {
         "attack": how.attack,
         "objective": how.objective,
@@ -323,13 +321,4 @@ def _conclude(
 
 
 def _candidates(outcome: Outcome) -> Candidates:
-    about = outcome.value
-    return Candidates(
-        inputs=outcome.tensors["inputs"],
-        confidence=outcome.tensors["confidence"],
-        labels=outcome.tensors.get("labels"),
-        status=Status(about["status"]),
-        reason=about["reason"],
-        figures=about["figures"],
-        trace=about["trace"],
-    )
+    return Candidates.from_parts(outcome.tensors, outcome.value)

@@ -22,7 +22,6 @@ from remnant.store import Run, load_state, save_state
 JOURNAL = "search.journal"
 DRIVER = "driver"  # the attribute of a trial that says which process runs it
 REASON = "reason"
-ATTEMPTS = 10  # to open a database that another process is opening too
 RACES = ("IntegrityError", "ProgrammingError", "OperationalError")
 
 
@@ -36,13 +35,16 @@ def _optuna() -> Any:
     return optuna
 
 
-def open_study(name: str, run: Run, storage: str | None, *, maximise: bool) -> Any:
+def open_study(
+    name: str, run: Run, storage: str | None, *, maximise: bool, attempts: int = 10
+) -> Any:
     """The study of that name, made or found again; several processes may do so at once.
 
-    storage: a database's URL, None for a journal in the run's directory.
+    storage: a database's URL, None for a journal in the run's directory. attempts: to open a
+    database that another process is opening too.
     """
     optuna = _optuna()
-    for left in reversed(range(ATTEMPTS)):
+    for left in reversed(range(attempts)):
         try:
             study = optuna.create_study(
                 storage=_storage(optuna, run, storage),

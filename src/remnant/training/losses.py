@@ -68,6 +68,23 @@ def huber(outputs: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:
     return F.huber_loss(outputs, wanted, reduction="none", delta=delta).sum(1).mean()
 
 
+def next_token(outputs: Tensor, labels: Tensor, *, shifted: bool = True) -> Tensor:
+    """Cross-entropy of the logits n x length x c at each place, the mean over all places that have
+    a label (n x length; negative = none). shifted: the outputs at a place are compared with the
+    label after it, as a model that predicts the next token is trained."""
+    if outputs.ndim != 3 or outputs.shape[:2] != labels.shape:
+        got = f"{tuple(outputs.shape)} and {tuple(labels.shape)}"
+        wanted = "n x length x c and n x length"
+        raise InputError(expected("loss ce of tokens: outputs and labels", wanted, got))
+    if shifted:
+        outputs, labels = outputs[:, :-1], labels[:, 1:]
+    if not bool((labels >= 0).any()):
+        got = "none (sequences of one token?)"
+        raise InputError(expected("loss ce of tokens: labels", "one or more", got))
+    chosen = labels.long().clamp_min(-1)
+    return F.cross_entropy(outputs.flatten(0, 1), chosen.flatten(), ignore_index=-1)
+
+
 def predicted(outputs: Tensor) -> Tensor:
     """The classes (n) that outputs n x c say: one output by its sign, several by the largest."""
     return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()

@@ -23,12 +23,11 @@ from torch import Tensor
 from remnant.bundle import Audit
 from remnant.report import charts, figures
 from remnant.report.page import facts
-from remnant.report.page.files import CARDS, Pictures, place
+from remnant.report.page.files import Pictures, place
 from remnant.report.sheet import picture_of, short_number
 from remnant.store import write_text
 
 PAGE_FILE = "report.html"
-BYTES = 6_000_000  # of pixels on one page: more pictures are smaller ones
 SECTIONS = {  # a template each, in the page's order: its name in the navigation
     "records": "Records",
     "next": "What to do",
@@ -56,7 +55,8 @@ def page(audit: Audit, pictures: Pictures) -> str:
     present = {"records": attacked, "evidence": attacked, "next": audit.advice}
     present |= {"exposed": exposed, "preflight": audit.preflight}
     # Records of a table take more room than pictures do.
-    cards, total = facts.cards(audit, pictures, CARDS if pictures.are_images else 24)
+    most = pictures.most if pictures.are_images else 100 if pictures.are_texts else 24
+    cards, total = facts.cards(audit, pictures, most)
     side = picture_side(len(cards), pictures.shape or ())
 
     def shown(inputs: Tensor | None, row: int | None) -> str | None:
@@ -73,6 +73,7 @@ def page(audit: Audit, pictures: Pictures) -> str:
             audit=audit, pictures=pictures, cards=cards, total=total, exposed=exposed,
             sections=[(k, words) for k, words in SECTIONS.items() if present.get(k, True)],
             images_of=images_of,
+            texts_of=lambda card: facts.text_pair(card, audit, pictures),
             features_of=lambda card: facts.feature_table(card, audit, pictures),
             exposed_file=quote("\n".join([*exposed, ""]), errors="replace"),
             style=Markup(style), script=Markup(script), policy=_policy(style, script),
@@ -87,10 +88,11 @@ def write_page(directory: str | Path, audit: Audit, pictures: Pictures) -> Path:
     return write_text(place(directory), PAGE_FILE, page(audit, pictures))
 
 
-def picture_side(count: int, shape: Sequence[int]) -> int:
-    """The longer side in pixels, 160 at most, of `count` pairs of pictures that fit into BYTES."""
+def picture_side(count: int, shape: Sequence[int], room: int = 6_000_000) -> int:
+    """The longer side in pixels, 160 at most, of `count` pairs of pictures that fit into `room`
+    bytes: the more pictures, the smaller."""
     channels = 3 if len(shape) == 3 and shape[0] == 3 else 1
-    fits = math.isqrt(BYTES // max(1, 2 * count * channels))
+    fits = math.isqrt(room // max(1, 2 * count * channels))
     return max(8, min(160, fits, max(shape[-2:]) if len(shape) > 1 else 160))
 
 

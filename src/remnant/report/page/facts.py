@@ -6,17 +6,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from torch import Tensor
 
 from remnant.bundle import Audit, Verdict
 from remnant.report.figures import number
-from remnant.report.page.files import CARDS, Pictures
+from remnant.report.page.files import ORIGINALS, Pictures
 from remnant.report.sheet import short_number
 from remnant.report.table import RecordTable, kinds_of, record_table
 
 SCORES = {
+    "tokens": "tokens right",
+    "run": "longest run of tokens",
     "correlation": "correlation",
     "squared_l2": "squared L2",
     "ssim": "SSIM",
@@ -26,6 +29,7 @@ SCORES = {
 }
 
 Pairs = list[tuple[str, str]]
+Marked = list[tuple[str, bool]] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class Card:
     label: str | None
     found_label: str | None  # what the attack takes its label for
     recovered: bool | None
-    exposure: float | None  # correlation, or confidence without the truth
+    exposure: float | None  # correlation, of texts the tokens right; confidence without the truth
+    measure: str  # what that is, in a word or two
     scores: tuple[tuple[str, str], ...]
     original: int | None
     candidate: int | None
@@ -74,7 +79,7 @@ def exposed_ids(audit: Audit) -> list[str]:
     return list(dict.fromkeys(str(row.get("id")) for row in audit.exposed))
 
 
-def cards(audit: Audit, pictures: Pictures, limit: int = CARDS) -> tuple[list[Card], int]:
+def cards(audit: Audit, pictures: Pictures, limit: int = Pictures.most) -> tuple[list[Card], int]:
     """Every record and each adversary with candidates, most exposed first; and how many in all.
 
     Each adversary has an equal share of the limit, so that none is crowded out.
@@ -105,15 +110,19 @@ def _card(attack: int, record: Mapping[str, Any], row_of: Mapping[str, int], hel
     for key, name in SCORES.items():
         value = number(record.get(key))
         if value is not None:
-            digits = key in ("correlation", "ssim", "confidence")
+            digits = key in ("tokens", "correlation", "ssim", "confidence")
             scores.append((name, f"{value:.4f}" if digits else short_number(value)))
+    measure = "confidence"
+    if truth is not None:
+        measure = "tokens" if record.get("tokens") is not None else "correlation"
     return Card(
         attack=attack,
         name=str(record.get("id", f"candidate {candidate}")),
         label=None if label is None else str(label),
         found_label=None if found_label is None else str(found_label),
         recovered=None if truth is None else bool(truth),
-        exposure=number(record.get("correlation" if truth is not None else "confidence")),
+        exposure=number(record.get(measure)),
+        measure=SCORES[measure],
         scores=tuple(scores),
         original=row_of.get(str(record.get("id"))),
         candidate=candidate if known else None,
@@ -137,6 +146,34 @@ def choices(audit: Audit, shown: Sequence[Card]) -> list[tuple[str, str, str, Pa
         ("recovered", "Outcome", "every outcome", by_outcome),
     ]
     return [choice for choice in made if len(choice[3]) > 1]
+
+
+def text_pair(card: Card, audit: Audit, pictures: Pictures) -> tuple[Marked, Marked]:
+    """The text trained on and what came back, in stretches that agree or differ; None = no text."""
+    found = pictures.texts.get(audit.attacks[card.attack].candidates or "")
+    theirs = None if found is None or card.candidate is None else found[card.candidate]
+    held = pictures.texts.get(ORIGINALS)
+    mine = None if held is None or card.original is None else held[card.original]
+    if mine is None or theirs is None:
+        whole = [None if text is None else [("".join(text), True)] for text in (mine, theirs)]
+        return whole[0], whole[1]
+    blocks = SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
+    return (
+        _stretches(mine, [(block.a, block.size) for block in blocks]),
+        _stretches(theirs, [(block.b, block.size) for block in blocks]),
+    )
+
+
+def _stretches(pieces: Sequence[str], same: Sequence[tuple[int, int]]) -> Marked:
+    """Pieces joined into what is in both texts and what is not; `same`: where and how many."""
+    marked, at = list[tuple[str, bool]](), 0
+    for start, size in same:
+        if start > at:
+            marked.append(("".join(pieces[at:start]), False))
+        if size:
+            marked.append(("".join(pieces[start : start + size]), True))
+        at = start + size
+    return marked
 
 
 def feature_table(card: Card, audit: Audit, pictures: Pictures) -> RecordTable:

@@ -2,6 +2,8 @@
 
 - `originals.safetensors`: `inputs`, n x shape in the data's own scale. Its metadata key "remnant"
   is JSON: `ids`, n of them, and `bounds`, the box of the scale, or null for a table.
+- `texts.json`, of texts: the pieces that each one's tokens stand for, of the originals under
+  "originals" and of an attack's candidates under its file's name.
 - one file per attack, named in `Attacked.candidates`: `inputs`, `confidence` and `labels` as
   `store.write_candidates` writes them.
 """
@@ -10,9 +12,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import safetensors
 import safetensors.torch
@@ -28,29 +31,36 @@ from remnant.store import (
     RUN_FILE,
     Run,
     read_candidates,
+    read_json,
     read_run,
     write_bytes,
     write_candidates,
+    write_json,
     write_text,
 )
-from remnant.types import Candidates, Examples
+from remnant.types import Candidates, Examples, token_rows
 
 ORIGINALS_FILE = "originals.safetensors"
-CARDS = 300  # pairs of pictures on one page
-BLURRED_TO = 5  # pixels along the longer side that a redacted original keeps
+TEXTS_FILE = "texts.json"
+ORIGINALS = "originals"
+Words = Callable[[Sequence[int]], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pictures:
-    """What the page shows besides figures. Empty where pictures were left out.
+    """What the page shows besides figures. Empty where pictures were left out. most: pairs of them
+    on one page.
 
     `originals` is n x shape in the order of `ids`; `candidates` has m x shape by file name.
+    `texts`: of texts the pieces of each, under ORIGINALS and by file name.
     """
 
     ids: tuple[str, ...] = ()
     originals: Tensor | None = None
     candidates: Mapping[str, Tensor] = field(default_factory=dict)
     bounds: tuple[float, float] | None = (0.0, 1.0)
+    texts: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    most: ClassVar[int] = 300
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -59,29 +69,42 @@ class Pictures:
         return tuple(tensors[0].shape[1:]) if tensors else None
 
     @property
+    def are_texts(self) -> bool:
+        return bool(self.texts)
+
+    @property
     def are_images(self) -> bool:
         return self.shape is not None and self.bounds is not None and drawable(self.shape)
 
 
 def write_bundle(
-    run: Run, audit: Audit, originals: Examples | None, candidates: Mapping[str, Candidates]
+    run: Run,
+    audit: Audit,
+    originals: Examples | None,
+    candidates: Mapping[str, Candidates],
+    words: Words | None = None,
 ) -> tuple[Audit, Pictures]:
     """Write the bundle into the run's directory; returns it as `read_bundle` would.
 
     `candidates` are by the file name in `Attacked.candidates`. Of the originals only those that a
     page can show are kept, and what `audit.images` and `audit.redacted` leave out or blur never
-    reaches the disk.
+    reaches the disk. Of texts, `words` says what tokens stand for; without it they are numbers.
     """
+    texts = originals is not None and originals.are_texts
     shown = Pictures()
     if originals is not None:
         kept = originals.take(_rows_to_show(audit, originals.ids))
         inputs = kept.inputs.detach().cpu()
         shown = Pictures(ids=kept.ids, originals=inputs, bounds=kept.bounds)
     found = {
-        name: _shaped(value.inputs.detach().cpu(), shown.shape, name)
+        name: value.inputs.detach().cpu()
+        if texts
+        else _shaped(value.inputs.detach().cpu(), shown.shape, name)
         for name, value in candidates.items()
     }
     shown = replace(shown, candidates=found)
+    if texts:
+        shown = replace(shown, texts=_texts(shown, words))
     if audit.redacted:
         audit, shown = redact(replace(audit, redacted=False), shown)
     if not audit.images:
@@ -96,6 +119,8 @@ def write_bundle(
         about = json.dumps({"ids": list(shown.ids), "bounds": shown.bounds})
         tensors = {"inputs": shown.originals.contiguous()}
         write_bytes(run, ORIGINALS_FILE, safetensors.torch.save(tensors, {KEY: about}))
+    if shown.texts:
+        write_json(run, TEXTS_FILE, shown.texts)
     write_text(run, FINDING_FILE, audit.to_json())
     return audit, shown
 
@@ -120,6 +145,9 @@ def read_bundle(directory: str | Path, *, images: bool = True) -> tuple[Audit, P
     shown = Pictures() if audit.originals is None else _read_originals(path, audit.originals)
     names = {row.candidates for row in audit.attacks if row.candidates is not None}
     found = {name: read_candidates(place(path), name).inputs for name in sorted(names)}
+    if audit.target.get("text"):
+        texts = _read_texts(path, {name: len(rows) for name, rows in found.items()}, shown)
+        return audit, replace(shown, candidates=found, texts=texts)
     shaped = {name: _shaped(inputs, shown.shape, name) for name, inputs in found.items()}
     return audit, replace(shown, candidates=shaped)
 
@@ -134,8 +162,17 @@ def without_images(audit: Audit) -> tuple[Audit, Pictures]:
 def redact(audit: Audit, pictures: Pictures) -> tuple[Audit, Pictures]:
     """Originals blurred for good: averages over a few large squares. Those of tables are dropped.
 
-    Reconstructions stay as they are: where a record was recovered they show it.
+    Reconstructions stay as they are: where a record was recovered they show it. Of texts the
+    originals are dropped, and every letter of what came back is masked on the page.
     """
+    if pictures.texts:
+        masked = {
+            name: [[_masked(piece) for piece in text] for text in found]
+            for name, found in pictures.texts.items()
+            if name != ORIGINALS
+        }
+        hidden = replace(pictures, ids=(), originals=None, texts=masked)
+        return replace(audit, redacted=True, originals=None), hidden
     if audit.redacted or pictures.originals is None:
         return replace(audit, redacted=True), pictures
     if not pictures.are_images:
@@ -145,13 +182,45 @@ def redact(audit: Audit, pictures: Pictures) -> tuple[Audit, Pictures]:
     return replace(audit, redacted=True), blurred
 
 
-def blur(images: Tensor) -> Tensor:
-    """n x shape, each reduced to at most BLURRED_TO pixels a side and drawn large again."""
+def _masked(piece: str) -> str:
+    return "".join("•" if letter.isalnum() else letter for letter in piece)
+
+
+def _texts(shown: Pictures, words: Words | None) -> dict[str, list[list[str]]]:
+    """Every text in pieces, a piece a token: by `words`, else as numbers."""
+    held = dict(shown.candidates)
+    if shown.originals is not None:
+        held[ORIGINALS] = shown.originals
+    spell = words or (lambda tokens: [f"{token} " for token in tokens])
+    return {name: [spell(row) for row in token_rows(rows)] for name, rows in held.items()}
+
+
+def _read_texts(
+    directory: Path, counts: Mapping[str, int], shown: Pictures
+) -> dict[str, list[list[str]]]:
+    """`texts.json`, if it is what an audit wrote: as many texts as there are rows."""
+    held = read_json(place(directory), TEXTS_FILE)
+    wanted = dict(counts) | ({} if shown.originals is None else {ORIGINALS: len(shown.ids)})
+    right = isinstance(held, dict) and all(
+        isinstance(held.get(name), list)
+        and len(held[name]) == count
+        and all(isinstance(text, list) for text in held[name])
+        and all(isinstance(piece, str) for text in held[name] for piece in text)
+        for name, count in wanted.items()
+    )
+    if not right:
+        do = "restore it, or leave texts out with --no-images"
+        raise StoreError(expected(f"{directory / TEXTS_FILE}", "texts in pieces", "others", do))
+    return {name: held[name] for name in wanted}
+
+
+def blur(images: Tensor, kept: int = 5) -> Tensor:
+    """n x shape, each reduced to at most `kept` pixels a side and drawn large again."""
     if not len(images):  # no attack ran, so that no record is shown
         return images
     h, w = images.shape[-2:]
     longest = max(h, w)
-    tall, wide = (max(1, round(min(BLURRED_TO, longest) * side / longest)) for side in (h, w))
+    tall, wide = (max(1, round(min(kept, longest) * side / longest)) for side in (h, w))
     planes = images.double().reshape(len(images), -1, h, w)
     averages = functional.adaptive_avg_pool2d(planes, (tall, wide))
     return functional.interpolate(averages, (h, w), mode="bilinear").reshape(images.shape).float()
@@ -165,7 +234,9 @@ def place(directory: str | Path) -> Run:
 def _rows_to_show(audit: Audit, ids: Sequence[str]) -> list[int]:
     """Rows of the records that a page can show: no more of the data is copied than that."""
     findings = [row.finding for row in audit.attacks if row.finding is not None]
-    shown = {record.get("id") for finding in findings for record in finding.per_record[:CARDS]}
+    shown = {
+        record.get("id") for finding in findings for record in finding.per_record[: Pictures.most]
+    }
     return [i for i, name in enumerate(ids) if name in shown]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.descent.paper import normal
-from remnant.solvers.replay.lbfgs import minimise
+from remnant.solvers.numerics import minimise
 
 Bounds = tuple[Tensor | float, Tensor | float]
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from remnant.progress import task
-from remnant.solvers.replay.lbfgs import Minimum
+from remnant.solvers.numerics import Minimum
 from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import Observe, end_of_run
 from remnant.training.fleet import SharedRun, begin, step_gradient

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from remnant.progress import task
-from remnant.solvers.numerics import least_squares
+from remnant.solvers.numerics import Minimum, least_squares
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.kinks import with_kinks
-from remnant.solvers.replay.lbfgs import Minimum
 from remnant.solvers.replay.unroll import Observe, pull_back, push_forward, states
 from remnant.training.fleet import SharedRun
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from remnant.progress import task
+from remnant.solvers.numerics import Minimum, joined, minimise
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.columns import Box, Rounds, columns
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.lbfgs import Minimum, joined, minimise
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import first_weight

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError
+from remnant.solvers.numerics import levenberg_marquardt
 from remnant.solvers.tensor.stein import Activation
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 
@@ -178,31 +179,35 @@ def best_residuals(eq: Equations, c: Tensor) -> Tensor:
     return fitted
 
 
-def levenberg_marquardt(eq: Equations, start: Point, iterations: int, target: float) -> Point:
-    """Down to a relative cost of `target`, or to where no step helps."""
-    at, damping = start, 1e-3
-    n = at.coordinates.numel()
-    slow = 0
-    for _ in range(iterations):
-        matrix, right = normal_equations(eq, at.coordinates, at.residuals)
-        scale = matrix.diagonal().clamp(min=1e-300).sqrt()
-        matrix, right = matrix / torch.outer(scale, scale), right / scale
-        before = at
-        while damping < 1e8:
-            eye = torch.eye(len(matrix), dtype=matrix.dtype)
-            factor, fault = torch.linalg.cholesky_ex(matrix + damping * eye)
-            if not bool(fault):
-                step = -torch.cholesky_solve(right[:, None], factor)[:, 0] / scale
-                c = at.coordinates + step[:n].reshape(at.coordinates.shape)
-                new = evaluate(eq, c, at.residuals + step[n:].reshape(at.residuals.shape))
-                if new.cost < at.cost:
-                    at, damping = new, max(damping / 5, 1e-15)
-                    break
-            damping *= 4
-        slow = slow + 1 if at.cost > 0.999 * before.cost else 0
-        if at is before or at.cost < target or slow > 10:
-            break
-    return at
+def descend(eq: Equations, start: Point, iterations: int, target: float) -> Point:
+    """Levenberg-Marquardt on all unknowns, down to a relative cost of `target` or to where no step
+    helps."""
+    shape, size = start.coordinates.shape, start.coordinates.numel()
+
+    def point(row: Tensor) -> Point:
+        return evaluate(eq, row[:size].reshape(shape), row[size:].reshape(shape[0], -1))
+
+    def cost(rows: Tensor) -> Tensor:
+        return torch.tensor([point(row).cost for row in rows], dtype=rows.dtype)
+
+    def linearise(rows: Tensor) -> tuple[Tensor, Tensor]:
+        matrix, right = normal_equations(
+            eq, rows[0, :size].reshape(shape), rows[0, size:].reshape(shape[0], -1)
+        )
+        return matrix[None], right[None]
+
+    first = torch.cat([start.coordinates.reshape(-1), start.residuals.reshape(-1)])
+    end = levenberg_marquardt(
+        cost,
+        linearise,
+        first[None],
+        steps=iterations,
+        damping=1e-3,
+        limits=(1e-15, 1e8),
+        enough=target,
+        progress=1e-3,
+    )
+    return point(end[0])
 
 
 def deviations(eq: Equations, at: Point) -> Tensor:

@@ -22,9 +22,9 @@ from remnant.solvers.tensor.span_equations import (
     Point,
     best_residuals,
     derivatives,
+    descend,
     deviations,
     evaluate,
-    levenberg_marquardt,
     pose,
     stacked,
 )
@@ -40,7 +40,7 @@ class SpanSettings:
 
     tolerance: float = 1e-7
     attempts: int = 8  # decompositions, all but the first from a sample of the neurons
-    iterations: int = 200
+    iterations: int = 300  # of Levenberg-Marquardt from one start, shortened steps counted
     rounding: float = 1e-32  # relative sum of squares that ends the descent
     safety: float = 6.0  # standard deviations that are stated: noise of a gradient is not even
     most_signs: int = 16  # records: 2^16 choices of signs are looked at, not more
@@ -127,7 +127,7 @@ def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) ->
             end: Point | None = None
             for start in propose(eq, settings, generator, fraction=0.8 if attempt else 1.0):
                 tried += 1
-                other = levenberg_marquardt(eq, start, settings.iterations, settings.rounding)
+                other = descend(eq, start, settings.iterations, settings.rounding)
                 end = other if end is None or other.cost < end.cost else end
                 if end.cost < settings.tolerance**2:
                     break
