@@ -35,8 +35,10 @@ TESTS: dict[str, str] = {
     "solvers/batch/resimulate": "test_solvers_one_gradient.py -k kink|residuals|wrong_record",
     "solvers/batch/errors": "test_batch_errors.py",
     "solvers/consensus": "test_consensus.py",
-    "bounds/game": "test_bounds_game.py",
-    "bounds/priors": "test_bounds_rero.py -k ball|gaussian|tail|discrete|prior|points|kappa",
+    "auditing/proof": "test_auditing_proof.py",
+    "bounds/accounting": "test_bounds_accounting.py",
+    "bounds/blowup": "test_bounds_blowup.py test_bounds_game.py -k blow|gamma|one_run|game|bound",
+    "bounds/priors": "test_bounds_rero.py -k ball|gaussian|prior|points|kappa|distance|many",
     "bounds/rero": "test_bounds_rero.py",
     "bounds/verdict": "test_bounds_game.py -k verdicts|clopper|accused|one_run",
 }
