@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from reconstruction_game import orthogonal, orthogonal_success, play, simplex
 from remnant import bounds
 from remnant.bounds import Ledger
 from remnant.errors import InputError
