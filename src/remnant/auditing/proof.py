@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remnant.auditing.assess import SCORED, plain, unit_of
+from remnant.auditing.assess import unit_of
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import disguises, reordered
 from remnant.auditing.membership import explained
 from remnant.auditing.strangers import Strangers
 from remnant.scoring.claims import UNSTATED, Claims, claim, spread
 from remnant.scoring.ranks import Ranks, compare
-from remnant.scoring.score import score
+from remnant.scoring.score import figures_of_pair, score
 from remnant.seeds import generator_for
 from remnant.types import Candidates, Examples, Finding
 
@@ -164,8 +164,7 @@ def _by_its_claim(
     scores = score(one, unit.to_model(found.inputs[j : j + 1].reshape(one.inputs.shape)))
     return {
         **row,
-        **{name: plain(getattr(scores, name), 0) for name in SCORED},
-        "recovered": bool(scores.correlation[0] > (threshold or 0.0)),
+        **figures_of_pair(scores, 0, threshold or 0.0),
         "candidate": j,
         "confidence": float(found.confidence[j]),
     }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remnant.auditing.assess import finding_of
 from remnant.auditing.case import Case
 from remnant.auditing.strangers import Strangers
 from remnant.models.tokens import is_causal, outputs_for
@@ -51,15 +52,7 @@ def assess_texts(
         {**row, **_marks(int(claims.candidate[place[row["id"]]]), row)}
         for row in scored["per_record"]
     ]
-    return Finding(
-        attack=attack,
-        status=found.status,
-        reason=found.reason,
-        counted=found.stated.counted,
-        figures=figures,
-        trace=found.trace,
-        **scored,
-    )
+    return finding_of(found, attack, figures=figures, **scored)
 
 
 def speaks(case: Case) -> bool:
