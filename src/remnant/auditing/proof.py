@@ -20,7 +20,7 @@ from remnant.auditing.case import Case
 from remnant.auditing.disguises import disguises, reordered
 from remnant.auditing.membership import explained
 from remnant.auditing.strangers import Strangers
-from remnant.scoring.claims import UNSTATED, Claims, claim, spread
+from remnant.scoring.claims import Claims, claim, unstated_error
 from remnant.scoring.ranks import Ranks, compare
 from remnant.scoring.score import figures_of_pair, score
 from remnant.seeds import generator_for
@@ -175,4 +175,4 @@ def _reordered(case: Case, found: Candidates, claims: Claims, strangers: Strange
     if not claims.foreign.any() or claims.count:
         return 0
     rows = strangers.rows_of(found.inputs[claims.foreign].reshape(-1, *case.truth.shape))
-    return reordered(strangers.rows_of(case.truth), rows, UNSTATED * spread(strangers.inputs))
+    return reordered(strangers.rows_of(case.truth), rows, unstated_error(strangers.inputs))

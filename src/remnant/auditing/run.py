@@ -261,15 +261,7 @@ def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Stra
     truth, disguise = undisguised(case, found, strangers)
     case = replace(case, truth=truth)
     shaped = replace(found, inputs=found.inputs.reshape(-1, *truth.shape))
-    finding = assess(
-        shaped,
-        attack=name,
-        truth=truth,
-        holdout=strangers.holdout,
-        public=strangers.public,
-        generator=generator_for(plan.seed, f"nulls {name}"),
-        threshold=plan.threshold,
-    )
+    finding = _beside_nulls(case, name, shaped, plan, strangers)
     finding = prove(case, found, finding, strangers, disguise)
     if found.labels is None:
         return finding
@@ -281,6 +273,20 @@ def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Stra
     return replace(finding, per_record=rows)
 
 
+def _beside_nulls(
+    case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers
+) -> Finding:
+    return assess(
+        found,
+        attack=name,
+        truth=case.truth,
+        holdout=strangers.holdout,
+        public=strangers.public,
+        generator=generator_for(plan.seed, f"nulls {name}"),
+        threshold=plan.threshold,
+    )
+
+
 def _written(
     case: Case, plan: Plan, strangers: Strangers, among: int
 ) -> tuple[Attacked, Candidates] | None:
@@ -289,15 +295,7 @@ def _written(
     if read is None:
         return None
     found, claims = read
-    finding = assess(
-        found,
-        attack=NAME,
-        truth=case.truth,
-        holdout=strangers.holdout,
-        public=strangers.public,
-        generator=generator_for(plan.seed, f"nulls {NAME}"),
-        threshold=plan.threshold,
-    )
+    finding = _beside_nulls(case, NAME, found, plan, strangers)
     proof = {
         "claimed": len(found),
         "certified": len(found),
@@ -365,18 +363,14 @@ def _not_in(examples: Examples, taken: Examples) -> Examples | None:
 def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
     """Each record's margin and loss under the released model, beside its scores."""
     fit = fit_of_records(case)
-    return [
-        replace(
-            row,
-            finding=replace(
-                row.finding,
-                per_record=[{**record, **fit[record["id"]]} for record in row.finding.per_record],
-            ),
-        )
-        if row.finding is not None
-        else row
-        for row in attacks
-    ]
+    rows = []
+    for row in attacks:
+        finding = row.finding
+        if finding is not None:
+            records = [{**record, **fit[record["id"]]} for record in finding.per_record]
+            row = replace(row, finding=replace(finding, per_record=records))
+        rows.append(row)
+    return rows
 
 
 def _about(case: Case) -> dict[str, Any]:

@@ -14,12 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remnant.auditing.rules import RULES
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.types import Finding, Status
-
-ALPHA = 0.01  # of a false *exposed* in one audit, shared among its attacks
-FEW = 20  # strangers, below which likeness proves nothing: their kind cannot be told either
-HINT = 0.05  # a comparison with strangers that came so near to proof clears nobody
 
 
 def proof_of(finding: Finding) -> Mapping[str, Any]:
@@ -32,18 +29,22 @@ def proof_of(finding: Finding) -> Mapping[str, Any]:
 def certain(finding: Finding, attacks: int = 1) -> bool:
     """Records themselves came back, more often than strangers coincide with candidates."""
     proof = proof_of(finding)
-    return bool(proof["claimed"]) and proof["chance"] < ALPHA / attacks
+    return bool(proof["claimed"]) and proof["chance"] < RULES.chance_of_error / attacks
 
 
 def likely(finding: Finding, attacks: int = 1) -> bool:
     """Likenesses came back that chance does not explain, of records that were trained on."""
     proof = proof_of(finding)
     holds = bool((proof.get("explained") or {}).get("holds"))
-    fair = not proof.get("differ") and not proof["foreign"] and proof["strangers"] >= FEW
+    fair = (
+        not proof.get("differ")
+        and not proof["foreign"]
+        and proof["strangers"] >= RULES.fewest_strangers
+    )
     return bool(
         proof["above"]
         and proof["rank_p"] is not None
-        and proof["rank_p"] < ALPHA / attacks
+        and proof["rank_p"] < RULES.chance_of_error / attacks
         and holds
         and fair
     )
@@ -123,7 +124,7 @@ def _doubt(
         return "held-out records differ in kind from the training records: hold out others"
     if proof["rank_p"] is None:
         return f"nothing could be compared with strangers: {finding.reason}"
-    if proof["rank_p"] < HINT or (proof["above"] and finding.recovered):
+    if proof["rank_p"] < RULES.hint or (proof["above"] and finding.recovered):
         return _hint(finding, proof)
     explained = proof.get("explained")
     if not (explained or {}).get("stationary"):

@@ -34,8 +34,6 @@ from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
 from remnant.types import Candidates, Examples
 
 THRESHOLD = 0.9  # centred correlation; at 0.8 even public data is often "recovered"
-GOOD_SSIM = 0.4  # 003 and 004's mark of a good reconstruction
-CONFIDENCE = 0.95  # of every interval
 FIGURES = ("correlation", "squared_l2", "mse", "psnr", "ssim")  # of a record and its candidate
 
 
@@ -96,12 +94,15 @@ def papers_ssim(
     return ssim(truth.inputs, stretch(images))
 
 
-def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
+def summarise(
+    scores: Scores, threshold: float = THRESHOLD, *, good_ssim: float = 0.4
+) -> dict[str, Any]:
     """Plain numbers about `scores`.
 
     records, candidates, matched; recovered (correlation above `threshold`) with its rate and exact
     (Clopper-Pearson) 95% interval rate_low..rate_high; median, mean and max squared L2 and
-    curve_mean over matched records; good_ssim (SSIM > 0.4) and median psnr, None for tables.
+    curve_mean over matched records; good_ssim (above the mark of 003 and 004) and median psnr, None
+    for tables.
     """
     n, recovered = len(scores), int((scores.correlation > threshold).sum())
     low, high = rate_interval(recovered, n)
@@ -120,7 +121,7 @@ def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
         "mean_squared_l2": _over(torch.mean, distance),
         "max_squared_l2": _over(torch.max, distance),
         "curve_mean": _over(torch.mean, distance),  # of 000's reconstruction curve
-        "good_ssim": None if scores.ssim is None else int((scores.ssim > GOOD_SSIM).sum()),
+        "good_ssim": None if scores.ssim is None else int((scores.ssim > good_ssim).sum()),
         "median_psnr": None if noise is None else _over(np.median, noise),
     }
 
@@ -198,11 +199,13 @@ def exposure_order(scores: Scores) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: (-round(known[i], 6), distance[i]))
 
 
-def rate_interval(count: int, n: int, method: str = "exact") -> tuple[float, float]:
+def rate_interval(
+    count: int, n: int, method: str = "exact", *, confidence: float = 0.95
+) -> tuple[float, float]:
     """The 95% interval of a rate of `count` in `n`: exact (Clopper-Pearson) or Wilson's."""
     if not n:
         return 0.0, 1.0
-    interval = binomtest(count, n).proportion_ci(CONFIDENCE, method=method)
+    interval = binomtest(count, n).proportion_ci(confidence, method=method)
     return float(interval.low), float(interval.high)
 
 
