@@ -1,6 +1,8 @@
 """What the owner can prove, who holds the model and its records: membership, strangers, rows."""
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from remnant.training import Adam, DecayTime, GradientDescent, train
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Stated, Status, Target
 from seeding import seeded
 
-SIDES = split(load("digits"), train=20, public=None, holdout=200, seed=0)
+SIDES = split(load("digits"), train=20, public=300, holdout=200, seed=0)
 SCALING = Scaling(mean=SIDES.public.inputs.mean(0))
 GD = GradientDescent(lr=0.1, momentum=0.9, steps=300, stop_loss=0.02)
 
@@ -36,11 +38,17 @@ def neighbours(of, among):
     return among.take(taken), among.take(left)
 
 
-def case_of(recipe=GD, *, truth=SIDES.train, public=SIDES.public, initial=True, width=60):
+@cache
+def trained(recipe, width):
     model = build(f"mlp:64-{width}-{width}-10", generator=seeded(1))
-    done = train(model, SIDES.train, recipe, scaling=SCALING, generator=seeded(2))
+    return train(model, SIDES.train, recipe, scaling=SCALING, generator=seeded(2))
+
+
+def case_of(recipe=GD, *, truth=SIDES.train, public=SIDES.public, initial=True, width=60):
+    done = trained(recipe, width)
     known = Knowledge(initial=done.initial if initial else None)
-    target = Target(model=done.model, input_shape=(1, 8, 8), scaling=SCALING, knowledge=known)
+    model = deepcopy(done.model)
+    target = Target(model=model, input_shape=(1, 8, 8), scaling=SCALING, knowledge=known)
     return Case(target=target, truth=truth, holdout=SIDES.holdout, public=public, loss="ce")
 
 
