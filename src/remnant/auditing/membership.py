@@ -17,6 +17,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from remnant.auditing.case import Case
+from remnant.auditing.grounds import Explained
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.models.foreign import real_outputs
@@ -27,16 +28,6 @@ from remnant.training import loss_named
 from remnant.types import Examples
 
 Form = Literal["sum", "span"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explained:
-    """Shares of the first dense layer that are left unexplained."""
-
-    left: float
-    by_strangers: float
-    holds: bool  # the declared records are those trained on, as far as this layer tells
-    stationary: bool  # the layer is a sum of their gradients: what `kkt` assumes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

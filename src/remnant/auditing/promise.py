@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import normalize
 
 from remnant.auditing.assess import unit_of
+from remnant.auditing.grounds import Proof
 from remnant.auditing.rules import RULES
 from remnant.bounds import (
     Ledger,
@@ -48,11 +49,11 @@ def promise(
     left_out: each record was guessed once, by an adversary who knew the others.
     """
     tried = len(finding.per_record) or 1
-    proof = finding.summary.get("proof") or {}
-    near = int(proof.get("claimed") or 0)
-    if near or proof.get("text"):
-        what = "word for word" if proof.get("text") else "within certified errors"
-        kappa = max(proof["by_chance"] / tried, RULES.least_chance)
+    proof = Proof.read(finding)
+    near = proof.claimed
+    if near or proof.text:
+        what = "word for word" if proof.text else "within certified errors"
+        kappa = max(proof.by_chance / tried, RULES.least_chance)
     else:
         what = f"above a correlation of {RULES.near:g}"
         guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))

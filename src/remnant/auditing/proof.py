@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from remnant.auditing.assess import unit_of
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import disguises, reordered
+from remnant.auditing.grounds import Proof
 from remnant.auditing.membership import explained
 from remnant.auditing.strangers import Strangers
 from remnant.scoring.claims import Claims, claim, unstated_error
@@ -102,29 +103,27 @@ def prove(
         scored = _by_its_claim(case, found, row, int(claims.candidate[i]), finding.threshold)
         rows.append({**scored, **_row(i, claims, ranks, error)})
     rows.sort(key=lambda row: not (row["claimed"] or row["above"]))  # stable: worst first
-    proof: dict[str, Any] = {
-        "claimed": claims.count,
-        "certified": int(passed.sum()),
-        "foreign": int(claims.foreign.sum()),
-        "chance": min(1.0, tries * claims.chance),
-        "by_chance": claims.by_chance,
-        "strangers": len(strangers.inputs),
-        "differ": strangers.differ,
-        "disguise": disguise,
-        "reordered": _reordered(case, found, claims, strangers),
-        "rank_p": None if ranks is None else ranks.p,
-        "above": 0 if ranks is None else int(ranks.above.sum()),
-        "explained": None if member is None else asdict(member),
-    }
+    proof = Proof(
+        claimed=claims.count,
+        certified=int(passed.sum()),
+        foreign=int(claims.foreign.sum()),
+        chance=min(1.0, tries * claims.chance),
+        by_chance=claims.by_chance,
+        strangers=len(strangers.inputs),
+        differ=strangers.differ,
+        disguise=disguise,
+        reordered=_reordered(case, found, claims, strangers),
+        rank_p=None if ranks is None else ranks.p,
+        above=0 if ranks is None else int(ranks.above.sum()),
+        explained=member,
+    )
     order = {row["id"]: k for k, row in enumerate(finding.per_record)}
     moved = [order[row["id"]] for row in rows]
     nulls = {
         name: {k: [v[j] for j in moved] if isinstance(v, list) else v for k, v in null.items()}
         for name, null in finding.nulls.items()
     }
-    return replace(
-        finding, per_record=rows, nulls=nulls, summary={**finding.summary, "proof": proof}
-    )
+    return proof.added_to(replace(finding, nulls=nulls), rows)
 
 
 def _ranks(case: Case, found: Candidates, finding: Finding, strangers: Strangers) -> Ranks | None:

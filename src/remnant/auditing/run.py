@@ -22,6 +22,7 @@ from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import fit_of_records
+from remnant.auditing.grounds import Proof
 from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
 from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
@@ -296,16 +297,15 @@ def _written(
         return None
     found, claims = read
     finding = _beside_nulls(case, NAME, found, plan, strangers)
-    proof = {
-        "claimed": len(found),
-        "certified": len(found),
-        "foreign": 0,
-        "chance": claims.chance,
-        "by_chance": claims.by_chance,
-        "strangers": len(strangers.inputs),
-    }
+    proof = Proof(
+        claimed=len(found),
+        certified=len(found),
+        chance=claims.chance,
+        by_chance=claims.by_chance,
+        strangers=len(strangers.inputs),
+    )
     rows = [{**row, "claimed": True, "above": False} for row in finding.per_record]
-    finding = replace(finding, per_record=rows, summary={**finding.summary, "proof": proof})
+    finding = proof.added_to(finding, rows)
     if judge(finding, None, attacks=among)[0] != Verdict.EXPOSED:
         return None
     return Attacked(
