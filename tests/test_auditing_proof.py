@@ -10,7 +10,7 @@ import torch
 from remnant.auditing.case import Case, halves
 from remnant.auditing.disguises import better_preparation, disguises, reordered
 from remnant.auditing.membership import explained, known_of_layer, unexplained
-from remnant.auditing.proof import claims_of, prove, undisguised
+from remnant.auditing.proof import claims_of, in_disguise, marks, prove, undisguised
 from remnant.auditing.run import Plan, _score
 from remnant.auditing.strangers import strangers_of
 from remnant.auditing.written import written
@@ -134,6 +134,31 @@ def test_what_came_back_as_it_is_has_no_disguise():
     assert undisguised(case, back, strangers_of(case))[1] == ""
     others = found_in(case, SIDES.holdout.inputs[:20])
     assert undisguised(case, others, strangers_of(case))[1] == ""
+
+
+def test_a_record_sought_by_name_is_taken_as_it_is():
+    case = case_of()
+    mirrored = SIDES.train.inputs.flip(-1)
+    back = found_in(case, mirrored, targets=list(SIDES.train.ids))
+    assert undisguised(case, back, strangers_of(case)) == (case.truth, "")
+
+
+def test_every_disguise_that_was_tried_counts_as_a_chance():
+    case = case_of()
+    back = found_in(case, SIDES.train.inputs[:1].flip(-1), error=0.3)  # so wide that chance shows
+    seen = replace(case, truth=replace(case.truth, inputs=case.truth.inputs.flip(-1)))
+    finding = _score(seen, "ntk", back, Plan(), strangers_of(case))
+    told = prove(seen, back, finding, strangers_of(case), "mirrored").summary["proof"]
+    alone = claims_of(back, seen.truth, in_disguise(strangers_of(case), "mirrored")).chance
+    assert 0 < alone < 1
+    assert told["chance"] == pytest.approx(min(1.0, (1 + len(list(disguises(case.truth)))) * alone))
+
+
+def test_candidates_without_marks_are_not_certified():
+    plain = replace(found_in(case_of(), SIDES.train.inputs[:3]), stated=Stated())
+    certified, error = marks(plain)
+    assert certified.tolist() == [False] * 3
+    assert error.isnan().all()
 
 
 def test_colours_and_flat_squares_are_images_too():
