@@ -202,7 +202,7 @@ def test_near_copies_are_left_out_and_named():
     inputs = torch.cat([SIDES.train.inputs[:5] + noise, SIDES.public.inputs[5:]])
     case = case_of(public=replace(SIDES.public, inputs=inputs))
     strangers = strangers_of(case)
-    assert strangers.copies == 5
+    assert len(strangers.examples) == len(case.others) - 5
     assert len(strangers.inputs) == len(case.holdout) + len(case.public) - 5
     assert strangers.notes[0].startswith("5 held-out or public records are near copies")
     assert not strangers_of(case_of()).notes

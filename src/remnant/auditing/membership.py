@@ -41,9 +41,11 @@ class Held:
 
 
 def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None:
-    """None where what is known of this model does not tell.
+    """How much of the first dense layer the declared records explain, beside the strangers most
+    like them; None where the model has no such layer, or nothing tells the two apart.
 
-    The initial weights tell most, whoever else may lack them: the owner asks here.
+    The initial weights tell most. They may be used even if the adversary lacks them: it is the
+    owner who asks.
     """
     if not len(strangers.inputs) or not dense_layers(case.target.model):
         return None
@@ -100,6 +102,8 @@ def unexplained(case: Case, held: Held, records: Examples) -> float | None:
 
 
 def _beside_span(held: Held, inputs: Tensor) -> float:
+    """The share of the layer outside the span of these inputs (n x d), once the part of the start
+    that weight decay took is fitted and taken off."""
     basis, values, _ = torch.linalg.svd(inputs.T, full_matrices=False)
     basis = basis[:, values > 1e-9 * values.max()]
     whole, rest = held.matrix, held.matrix - held.matrix @ basis @ basis.T
@@ -111,6 +115,8 @@ def _beside_span(held: Held, inputs: Tensor) -> float:
 
 
 def _of_sum(held: Held, inputs: Tensor, signals: Tensor) -> float:
+    """The share left by the best sum of the records' gradients with weights of 0 or more, by
+    non-negative least squares on their Gram matrix."""
     whole = float(held.matrix.norm())
     gram = ((signals @ signals.T) * (inputs @ inputs.T)).numpy()
     products = ((signals @ held.matrix) * inputs).sum(1).numpy()

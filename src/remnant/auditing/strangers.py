@@ -30,7 +30,6 @@ class Strangers:
     public: Examples
     inputs: Tensor
     scaling: Scaling
-    copies: int
     differ: bool
     notes: tuple[str, ...]
 
@@ -57,7 +56,6 @@ def strangers_of(case: Case) -> Strangers:
         public=_kept(case.public, far if shared else far[first:]),
         inputs=left,
         scaling=scaling,
-        copies=copies,
         differ=differ,
         notes=tuple(_notes(len(case.truth), len(kept), copies, differ)),
     )

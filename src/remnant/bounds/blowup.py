@@ -39,7 +39,7 @@ def blow_up(ledger: Ledger, log_kappa: float) -> float:
 def gaussian_blow_up(mu: float, log_kappa: float) -> float:
     """log Phi(Phi^-1(kappa) + mu): full batches, where the whole run is one Gaussian mechanism."""
     checks.log_probability("log kappa", log_kappa)
-    return float(log_ndtr(ndtri_exp(log_kappa) + checks.some("mu", mu)))
+    return float(log_ndtr(ndtri_exp(log_kappa) + checks.not_negative("mu", mu)))
 
 
 def _from_losses(ledger: Ledger, log_kappa: float) -> float:

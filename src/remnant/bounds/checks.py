@@ -13,7 +13,7 @@ def positive(what: str, value: float) -> float:
     return value
 
 
-def some(what: str, value: float) -> float:
+def not_negative(what: str, value: float) -> float:
     if not 0 <= value < math.inf:
         raise InputError(expected(what, "a number, 0 or more", value))
     return value

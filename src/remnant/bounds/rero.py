@@ -25,14 +25,14 @@ def from_renyi(ledger: Ledger, log_kappa: float) -> float:
 def from_zcdp(rho: float, log_kappa: float) -> float:
     """Corollary 4: exp(-(sqrt(log 1/kappa) - sqrt rho)^2), and 1 where rho >= log 1/kappa."""
     checks.log_probability("log kappa", log_kappa)
-    gap = math.sqrt(-log_kappa) - math.sqrt(checks.some("rho", rho))
+    gap = math.sqrt(-log_kappa) - math.sqrt(checks.not_negative("rho", rho))
     return -(gap**2) if gap > 0 else 0.0
 
 
 def from_dp(epsilon: float, log_kappa: float, delta: float = 0.0) -> float:
     """Corollary 3, kappa e^eps; with a delta, kappa e^eps + delta, straight from the definition."""
     checks.log_probability("log kappa", log_kappa)
-    pure = log_kappa + checks.some("epsilon", epsilon)
+    pure = log_kappa + checks.not_negative("epsilon", epsilon)
     if delta == 0:
         return min(0.0, pure)
     return min(0.0, float(np.logaddexp(pure, math.log(checks.inside("delta", delta)))))
