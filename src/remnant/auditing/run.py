@@ -84,7 +84,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
     attacks = _with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
-    hashes = {"weights": hash_tensors(case.target.weights), "data": _data_hash(case.truth)}
+    records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
+    hashes = {"weights": hash_tensors(case.target.weights), "data": hash_tensors(records)}
     result = Audit(
         verdict=verdict,
         sentence=sentence,
@@ -394,7 +395,3 @@ def _layers(model: nn.Module, most: int = 24) -> list[str]:
     if len(kinds) <= most:
         return kinds
     return [f"{count} {kind}" for kind, count in Counter(kinds).items()]
-
-
-def _data_hash(examples: Examples) -> str:
-    return hash_tensors({"inputs": examples.inputs, "labels": examples.labels})
