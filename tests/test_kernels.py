@@ -7,7 +7,7 @@ import torch
 
 from remnant.errors import InputError
 from remnant.gradients import gram
-from remnant.kernels import Dense, kernels, predict, regress
+from remnant.kernels import Dense, kernels, regress
 from remnant.models import build
 from remnant.training import accuracy
 from seeding import seeded
@@ -96,10 +96,10 @@ def test_regression_interpolates_and_predicts():
     targets = 2.0 * labels - 1
     kernel = kernels(Dense(), x).ntk
     duals = regress(kernel, targets)
-    assert torch.allclose(predict(kernel, duals)[:, 0], targets.double())
-    assert accuracy(predict(kernel, duals), labels) == 1
+    assert torch.allclose((kernel @ duals)[:, 0], targets.double())
+    assert accuracy(kernel @ duals, labels) == 1
     assert accuracy(torch.eye(3).double(), torch.tensor([0, 1, 1])) == pytest.approx(2 / 3)
-    shrunk = predict(kernel, regress(kernel, targets, ridge=1.0))[:, 0]
+    shrunk = (kernel @ regress(kernel, targets, ridge=1.0))[:, 0]
     assert float(shrunk.norm()) < float(targets.norm())
 
 

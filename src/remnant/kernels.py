@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-
-TWO_PI, TINY = 2 * math.pi, 1e-300
-NEAREST = 1e-12  # of 1 - rho^2 in a derivative: at equal inputs it is a pole times zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +113,19 @@ def _affine(value: Tensor, scale: float, shift: float | None) -> Tensor:
 
 
 def _relu(s: _Covariance) -> tuple[_Covariance, Tensor]:
-    function: Any = _Arccosine
-    features, slopes = function.apply(s.x, s.xy, s.y)
+    """E[f f'] = r (rho (pi - t) + sin t) / 2 pi and E[slope slope'] = (pi - t) / 2 pi.
+
+    r = sqrt(s_xx s_x'x'), rho = cos t = s_xx' / r. Where rho is 1 (an input and itself; beyond it
+    there is only rounding) t is 0 and stays so: arccos and the root have no derivative there.
+    """
+    scale = s.x.sqrt() * s.y.sqrt()
+    rho = s.xy / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+    inside = rho.abs() < 1
+    turned = torch.where(inside, rho, 0.0)
+    angle = torch.where(inside, torch.arccos(turned), torch.where(rho > 0, 0.0, math.pi))
+    sine = torch.where(inside, (1 - turned.square()).sqrt(), 0.0)
+    slopes = 0.5 - angle / (2 * math.pi)
+    features = scale * (rho.clamp(-1.0, 1.0) * slopes + sine / (2 * math.pi))
     return _Covariance(s.x / 2, features, s.y / 2), slopes
 
 
@@ -135,38 +143,6 @@ def _erf(s: _Covariance) -> tuple[_Covariance, Tensor]:
 ACTIVATIONS = {"relu": _relu, "erf": _erf}
 
 
-class _Arccosine(torch.autograd.Function):
-    """E[f f'] = r (rho (pi - t) + sin t) / 2 pi and E[slope slope'] = (pi - t) / 2 pi for ReLU.
-
-    r = sqrt(s_xx s_x'x'), rho = cos t = s_xx' / r; beyond 1 there is only rounding. One function
-    with a derivative of its own, since the n x m operations are all the work. The slopes' own
-    derivative has a pole at rho = 1, held at NEAREST.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, xy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = x.sqrt(), y.sqrt()
-        scale = left * right
-        rho = (xy / scale.clamp(min=TINY)).clamp_(-1.0, 1.0)
-        sine = (1 - rho.square()).sqrt_()
-        slopes = torch.arccos(rho).mul_(-1 / TWO_PI).add_(0.5)
-        features = (rho * slopes).add_(sine, alpha=1 / TWO_PI).mul_(scale)
-        ctx.save_for_backward(left, right, scale, rho, sine, slopes)
-        return features, slopes
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left, right, scale, rho, sine, slopes = ctx.saved_tensors
-        by_features, by_slopes = gradients
-        pole = by_slopes / sine.clamp(min=NEAREST**0.5).mul_(scale.clamp(min=TINY)).mul_(TWO_PI)
-        by_xy = torch.addcmul(pole, by_features, slopes)
-        by_scale = (by_features * sine).mul_(1 / TWO_PI).addcmul_(rho, pole, value=-1)
-        by_x = by_scale @ right.T / (2 * left.clamp(min=TINY))
-        by_y = left.T @ by_scale / (2 * right.clamp(min=TINY))
-        return by_x, by_xy, by_y
-
-
 def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
     """Duals alpha (n x c) with (K + ridge mean(diag K) I) alpha = y."""
     if not 0 <= ridge < math.inf:
@@ -180,8 +156,3 @@ def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
         do = "two inputs are alike; add a ridge"
         raise InputError(expected("kernel", "positive definite", "one that is not", do))
     return torch.cholesky_solve(y, factor)
-
-
-def predict(kernel: Tensor, duals: Tensor) -> Tensor:
-    """m x c from the kernel of m new inputs with the n trained ones."""
-    return kernel @ duals

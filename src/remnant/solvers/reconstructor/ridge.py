@@ -15,7 +15,6 @@ from torch import Tensor
 from remnant.errors import InputError, expected
 
 
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standard:
     """What is seen of a model, made comparable with the shadows: zero mean and unit variance in
