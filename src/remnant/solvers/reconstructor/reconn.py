@@ -6,6 +6,7 @@ shadows, by Adam with a rate that falls: that did better than the paper's raw we
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ def hidden_layers(
 ) -> nn.Sequential:
     """Two hidden layers of ReLU, every number uniform in +-1/sqrt(fan in) from the generator."""
     sizes = (features, width, width, math.prod(shape))
-    dense = [nn.Linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False)]
+    dense = [nn.Linear(before, after) for before, after in itertools.pairwise(sizes)]
     for layer in dense:
         for parameter in layer.parameters():
             bound = layer.in_features**-0.5
