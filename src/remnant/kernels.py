@@ -1,8 +1,8 @@
 """Infinite-width kernels of dense networks in closed form, and regression with a kernel.
 
 For x and x' layer l holds s = (s_xx, s_xx', s_x'x'), the covariance of two preactivations. Through
-an activation it becomes E[f f'] and E[f' f''] under that Gaussian: arc-cosine kernels for ReLU (Cho
-and Saul 2009), arcsine for erf (Williams 1997). The NNGP kernel is s_xx' of the output; the NTK
+a ReLU it becomes E[f f'] and E[f' f''] under that Gaussian, arc-cosine kernels (Cho and Saul 2009).
+The NNGP kernel is s_xx' of the output; the NTK
 adds up, layer by layer, what each layer's own weights contribute (Jacot et al. 2018).
 """
 
@@ -20,7 +20,7 @@ from remnant.errors import InputError, expected
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A dense network of `hidden` layers and one output, as its width grows.
+    """A dense ReLU network of `hidden` layers and one output, as its width grows.
 
     ntk: h = sqrt(weight / fan_in) W z + sqrt(bias) b with W, b ~ N(0, 1); gradients in W and b.
     standard: W ~ N(0, weight / fan_in), b ~ N(0, bias), gradients in those; the NTK then grows with
@@ -29,7 +29,6 @@ class Dense:
     """
 
     hidden: int = 2
-    activation: Literal["relu", "erf"] = "relu"
     weight: float = 2.0
     bias: float | None = None
     parametrisation: Literal["ntk", "standard"] = "ntk"
@@ -38,9 +37,6 @@ class Dense:
     def __post_init__(self) -> None:
         if self.hidden < 1:
             raise InputError(expected("kernel: hidden layers", "1 or more", self.hidden))
-        if self.activation not in ACTIVATIONS:
-            known = " or ".join(ACTIVATIONS)
-            raise InputError(expected("kernel: activation", known, repr(self.activation)))
         if not 0 < self.weight < math.inf or (self.bias is not None and not self.bias >= 0):
             got = f"{self.weight} and {self.bias}"
             raise InputError(expected("kernel: variances", "weight > 0, bias >= 0 or None", got))
@@ -79,11 +75,11 @@ def squares(x: Tensor) -> Tensor:
 
 def kernels_of_products(network: Dense, xy: Tensor, xx: Tensor, yy: Tensor, d: int) -> Kernels:
     """The same from x.y (n x m) and the squared lengths of x (n) and y (m) in d dimensions."""
-    raw, step = _Covariance(xx[:, None], xy, yy[None]), ACTIVATIONS[network.activation]
+    raw = _Covariance(xx[:, None], xy, yy[None])
     s = _next(network, raw, 1 / d)
     ntk = _own(network, raw.xy, s.xy, 1)
     for _ in range(network.hidden):
-        features, slopes = step(s)
+        features, slopes = _relu(s)
         s = _next(network, features, 1.0)
         own = _own(network, features.xy, s.xy, network.width or 1)
         ntk = torch.addcmul(own, slopes, ntk, value=network.weight)
@@ -127,20 +123,6 @@ def _relu(s: _Covariance) -> tuple[_Covariance, Tensor]:
     slopes = 0.5 - angle / (2 * math.pi)
     features = scale * (rho.clamp(-1.0, 1.0) * slopes + sine / (2 * math.pi))
     return _Covariance(s.x / 2, features, s.y / 2), slopes
-
-
-def _erf(s: _Covariance) -> tuple[_Covariance, Tensor]:
-    u, v = 1 + 2 * s.x, 1 + 2 * s.y
-    scale = (u * v).sqrt()
-
-    def own(variance: Tensor) -> Tensor:
-        return 2 / math.pi * torch.asin(2 * variance / (1 + 2 * variance))
-
-    slopes = 4 / math.pi / (u * v - 4 * s.xy.square()).sqrt()
-    return _Covariance(own(s.x), 2 / math.pi * torch.asin(2 * s.xy / scale), own(s.y)), slopes
-
-
-ACTIVATIONS = {"relu": _relu, "erf": _erf}
 
 
 def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:

@@ -24,9 +24,6 @@ from remnant.training.run import Trained, measures, named, prepare
 from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
-NUMBERS_AT_ONCE = 2**24  # of per-record gradients: 64 MB in float32
-
-
 Watch = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
 """Is told, at each step, the weights before it, the noisy sum of gradients at them, and the rows
 that were drawn. The adversary of the accounting knows the draws of all records but its own."""
@@ -97,6 +94,7 @@ class PerRecord:
     inputs: Tensor
     labels: Tensor
     recipe: PrivateDescent
+    at_once: int = 2**24  # numbers of per-record gradients: 64 MB in float32
 
     def clipped(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], Tensor]:
         """For those n records, one tensor n x shape per parameter, and n losses."""
@@ -115,7 +113,7 @@ class PerRecord:
     def total(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], float]:
         """The sum of those records' clipped gradients and the sum of their losses."""
         sums, losses = [torch.zeros_like(w) for w in weights], 0.0
-        chunk = max(1, NUMBERS_AT_ONCE // sum(w.numel() for w in weights))
+        chunk = max(1, self.at_once // sum(w.numel() for w in weights))
         for part in torch.split(rows, chunk):
             if len(part):  # Poisson sampling may draw nobody
                 grads, values = self.clipped(weights, part)
