@@ -20,7 +20,7 @@ from remnant.progress import task
 from remnant.training.descent import Trace, Walk
 from remnant.training.losses import loss_named
 from remnant.training.recipes import PrivateDescent, describe
-from remnant.training.run import Trained, measures, named, prepare
+from remnant.training.run import Trained, ended, measures, named, prepare
 from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
@@ -64,10 +64,7 @@ def train_private(
         "privacy": privacy(recipe),
         **measures(examples, outputs, loss),
     }
-    points = [*trace.points, (walk.steps, loss)] if math.isfinite(loss) else trace.points
-    series = {"step": [float(s) for s, _ in points], "loss": [value for _, value in points]}
-    final = named(trained)
-    return Trained(model=trained, initial=initial, final=final, trace=series, ledger=ledger)
+    return ended(trained, initial, trace, ledger)
 
 
 def privacy(recipe: PrivateDescent) -> dict[str, Any] | None:

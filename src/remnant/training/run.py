@@ -81,9 +81,18 @@ def train(
         **figures,
         **measures(examples, outputs, loss),
     }
-    series = _series(trace, walk.steps, loss)
-    final = named(trained)
-    return Trained(model=trained, initial=initial, final=final, trace=series, ledger=ledger)
+    return ended(trained, initial, trace, ledger)
+
+
+def ended(
+    model: nn.Module, initial: dict[str, Tensor], trace: Trace, ledger: dict[str, Any]
+) -> Trained:
+    """The books of a run; the trace's last point is the whole set's loss, as the ledger has it."""
+    steps, loss = ledger["steps"], ledger["loss"]
+    points = [(step, value) for step, value in trace.points if step < steps]
+    points += [(steps, loss)] if loss is not None else []
+    series = {"step": [float(step) for step, _ in points], "loss": [value for _, value in points]}
+    return Trained(model=model, initial=initial, final=named(model), trace=series, ledger=ledger)
 
 
 def prepare(
@@ -171,13 +180,6 @@ def _settle(
         walk.weights, walk.steps = list(start), 0
     outputs = problem.outputs(walk.weights)
     return "diverged", problem.loss(outputs, problem.labels).item(), outputs
-
-
-def _series(trace: Trace, steps: int, loss: float) -> dict[str, list[float]]:
-    """The trace with the whole set's loss as its last point."""
-    points = [(step, value) for step, value in trace.points if step < steps]
-    points += [(steps, loss)] if math.isfinite(loss) else []
-    return {"step": [float(step) for step, _ in points], "loss": [value for _, value in points]}
 
 
 def _outcome(recipe: Recipe, stopped: str, loss: float) -> str:

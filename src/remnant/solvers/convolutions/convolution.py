@@ -10,7 +10,7 @@ maxima, taken from the current estimate: then a small residual, not a proof, is 
 `determined` says whether the image is fixed: a residual of next to nothing, and hardly any room
 where the equations are weak (`room`; behind masks or maxima, a Jacobian of full rank instead).
 Among the images that fit an undetermined one, the returned is the smoothest difference from
-`start`.
+zero.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ def invert_features(
     *,
     input_shape: tuple[int, ...],
     bounds: tuple[Tensor | float, Tensor | float] | None = None,
-    start: Tensor | None = None,
     settings: Inversion | None = None,
     generator: torch.Generator,
 ) -> Images:
     """The images (k x input_shape) whose `features` (k x f) enter the model's first Linear.
 
-    `bounds` is the pixel box in the model's scale, `start` (input_shape or k x input_shape) where
-    each search begins: by default zero, or the box's middle where masks or maxima are unknown.
+    `bounds` is the pixel box in the model's scale. Each search begins at zero, or at the box's
+    middle where masks or maxima are unknown.
     """
     settings = settings or Inversion()
     prefix = read_prefix(model, input_shape)
@@ -102,15 +101,12 @@ def invert_features(
     if features.ndim != 2 or features.shape[1] != size:
         raise InputError(expected("features", f"k x {size}", tuple(features.shape)))
     low, high = _box(bounds, input_shape)
-    if start is None:
-        inside = bounds is not None and not prefix.affine
-        middle = (low + high) / 2 if inside else np.zeros(len(low))
-        start = torch.from_numpy(middle).view(input_shape)
-    first = start.detach().to(torch.float64).expand(k, *input_shape).flatten(1)
+    inside = bounds is not None and not prefix.affine
+    start = ((low + high) / 2 if inside else np.zeros(len(low))).clip(low, high)
     rough = _roughness(input_shape)
     found = []
     with task("images from features", k) as advance:
-        for target, x in zip(features.detach().double().numpy(), first.numpy(), strict=True):
+        for target in features.detach().double().numpy():
             problem = Problem(
                 prefix=prefix,
                 target=target,
@@ -119,7 +115,7 @@ def invert_features(
                 silent=settings.silent,
                 roughness=rough,
             )
-            found.append(_invert_one(problem, x.clip(low, high), settings, generator))
+            found.append(_invert_one(problem, start, settings, generator))
             advance()
     inputs, *figures = zip(*found, strict=True) if found else ((),) * 8
     residual, equations, condition, room, steps, weakest, unmet = map(torch.tensor, figures)
