@@ -7,7 +7,7 @@ import torch
 
 from remnant.solvers.numerics import minimise
 from remnant.solvers.replay.chart import Chart
-from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of, solve_columns
+from remnant.solvers.replay.columns import Anderson, end_of_layer, grid_of, parts_of, solve_columns
 from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
 from remnant.solvers.replay.newton import gauss_newton
@@ -115,7 +115,7 @@ def test_columns_with_the_true_signals_are_the_record():
 def test_extrapolation_solves_a_linear_repetition():
     matrix, goal = 0.9 * torch.eye(4).double(), torch.arange(4.0).double()[None]
     matrix[0, 1] = 0.5
-    past, x = Past(), torch.zeros(1, 4).double()
+    past, x = Anderson(), torch.zeros(1, 4).double()
     for _ in range(7):
         x = past.extrapolated(x, (goal - x) @ (torch.eye(4).double() - matrix).T)
     assert torch.allclose(x, goal, atol=1e-4)

@@ -15,8 +15,8 @@ from remnant.errors import InputError, expected
 from remnant.training.basis import Basis, reduced
 from remnant.training.descent import (
     Ending,
-    Problem,
     Trace,
+    TrainingLoss,
     Walk,
     descend,
     descend_for_decay_time,
@@ -135,7 +135,7 @@ def measures(examples: Examples, outputs: Tensor, loss: float) -> dict[str, Any]
 
 def _problem(
     model: nn.Module, inputs: Tensor, labels: Tensor, loss: str, basis: Basis | None
-) -> tuple[Problem, list[Tensor]]:
+) -> tuple[TrainingLoss, list[Tensor]]:
     """The loss of that model on those inputs, and the weights at which it starts."""
     moving = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in moving]
@@ -143,7 +143,7 @@ def _problem(
     if basis:
         start.append(torch.ones((), dtype=torch.float64))
         outside = basis.outside.square().sum().item()
-    problem = Problem(
+    problem = TrainingLoss(
         model=model,
         parameters=moving,
         inputs=inputs,
@@ -155,7 +155,7 @@ def _problem(
 
 
 def _loop(
-    problem: Problem, walk: Walk, recipe: Recipe, generator: torch.Generator, trace: Trace
+    problem: TrainingLoss, walk: Walk, recipe: Recipe, generator: torch.Generator, trace: Trace
 ) -> Ending:
     if isinstance(recipe, DecayTime):
         return descend_for_decay_time(problem, walk, recipe, trace)
@@ -166,7 +166,7 @@ def _loop(
 
 @torch.no_grad()
 def _settle(
-    problem: Problem, walk: Walk, start: Sequence[Tensor], stopped: str
+    problem: TrainingLoss, walk: Walk, start: Sequence[Tensor], stopped: str
 ) -> tuple[str, float, Tensor]:
     """Go back to finite weights if need be: why it stopped, the loss there and the outputs."""
     outputs = problem.outputs(walk.weights)
@@ -192,7 +192,7 @@ def _outcome(recipe: Recipe, stopped: str, loss: float) -> str:
 
 @torch.no_grad()
 def _put_back(
-    model: nn.Module, problem: Problem, weights: Sequence[Tensor], basis: Basis | None
+    model: nn.Module, problem: TrainingLoss, weights: Sequence[Tensor], basis: Basis | None
 ) -> None:
     names = [name for name, p in problem.model.named_parameters() if p.requires_grad]
     for name, value in zip(names, weights, strict=False):

@@ -107,7 +107,7 @@ def invert_features(
     found = []
     with task("images from features", k) as advance:
         for target in features.detach().double().numpy():
-            problem = Problem(
+            problem = FeatureEquations(
                 prefix=prefix,
                 target=target,
                 low=low,
@@ -147,7 +147,7 @@ def _box(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Point:
+class Estimate:
     """One estimate: violations of the features' conditions and of the box, and the equations."""
 
     x: Vector
@@ -162,7 +162,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
+class FeatureEquations:
     """One image's features and box; `at` measures an estimate against them."""
 
     prefix: Prefix
@@ -176,7 +176,7 @@ class Problem:
     def norm(self) -> float:
         return max(float(np.linalg.norm(self.target)), float(np.finfo(float).tiny))
 
-    def at(self, x: Vector) -> Point:
+    def at(self, x: Vector) -> Estimate:
         values = [torch.from_numpy(x).view(1, *self.prefix.shape)]
         for step in self.prefix.steps:
             values.append(step(values[-1]))
@@ -191,11 +191,11 @@ class Problem:
         elif slope is not None:
             violation = z - np.where(target > 0, target, target / slope)
         outside = x - x.clip(self.low, self.high)
-        return Point(x=x, values=values, violation=violation, outside=outside, equation=equation)
+        return Estimate(x=x, values=values, violation=violation, outside=outside, equation=equation)
 
 
 def _invert_one(
-    problem: Problem, start: Vector, settings: Inversion, generator: torch.Generator
+    problem: FeatureEquations, start: Vector, settings: Inversion, generator: torch.Generator
 ) -> tuple[Vector, float, int, float, float, int, float, float]:
     """The image, its residual, its equations, their condition, its room, the steps taken, and
     `weakest` and `unmet` of `Images`.
@@ -228,7 +228,7 @@ def _invert_one(
 
 
 def _settle(
-    problem: Problem, at: Point, held: sp.csr_matrix, settings: Inversion
+    problem: FeatureEquations, at: Estimate, held: sp.csr_matrix, settings: Inversion
 ) -> tuple[Vector, float]:
     """The middle of the images that fit, if they are close, and how far from it they reach."""
     if not problem.prefix.affine:
@@ -250,7 +250,7 @@ def _settle(
     return at.x + shift if room < settings.within else at.x, room
 
 
-def _blame(problem: Problem, at: Point) -> Vector:
+def _blame(problem: FeatureEquations, at: Estimate) -> Vector:
     """How much of the squared violation touches each pixel's surroundings."""
     held = jacobian(problem.prefix, at.values, np.ones(len(at.violation), dtype=bool))
     blame = abs(held).T @ at.violation**2 + at.outside**2
@@ -260,7 +260,7 @@ def _blame(problem: Problem, at: Point) -> Vector:
     return spread
 
 
-def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, int]:
+def _descend(problem: FeatureEquations, at: Estimate, settings: Inversion) -> tuple[Estimate, int]:
     """Newton's method with Levenberg and Marquardt's damping; the end and the steps taken.
 
     For one convex layer it is next to none, and only picks among the images that fit: the smoothest
@@ -292,7 +292,7 @@ def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, i
 
 def _newton(
     held: sp.csr_matrix,
-    at: Point,
+    at: Estimate,
     rows: NDArray[np.bool_],
     damping: float,
     rough: sp.csr_matrix | None,

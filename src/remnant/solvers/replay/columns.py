@@ -149,7 +149,7 @@ def columns(
     n, grid = float(run.records), grid_of(box)
     grids, bright, plain = (0, 0, TOLERANCES.near_plain) if near else TOLERANCES.far_rounds
     wanted = layer_of(run, first, seen)
-    x, past, since = starts.flatten(1), Past(), 0
+    x, past, since = starts.flatten(1), Anderson(), 0
     best, least, trace = x, torch.full_like(x[:, 0], torch.inf), []
     values = least
     with task("columns", rounds) as tick:
@@ -195,8 +195,9 @@ def brightness(
     return 1 + TOLERANCES.brighter * step.clamp(-2, 2)
 
 
-class Past:
-    """Points and how far a round moved them, row by row, for Anderson's extrapolation."""
+class Anderson:
+    """Anderson's extrapolation of a repetition, row by row: it keeps the last points and how far a
+    round moved each, and says where the moves would vanish."""
 
     def __init__(self) -> None:
         self.points: list[Tensor] = []

@@ -16,7 +16,7 @@ from remnant.solvers.replay.depend import idle_records
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import end_of_run
-from remnant.solvers.replay.ways import Problem, ReplaySettings, solve, solvers_for
+from remnant.solvers.replay.ways import ReplayProblem, ReplaySettings, solve, solvers_for
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
@@ -76,7 +76,7 @@ def replay(
     entries. All in the model's scale.
     """
     settings, observation = settings or ReplaySettings(), observation or Observation()
-    problem = Problem(
+    problem = ReplayProblem(
         run=run,
         observation=observation,
         settings=settings,
@@ -97,7 +97,7 @@ def replay(
     return in_rounds(problem, Begun(points=starts, labels=labels))
 
 
-def in_rounds(problem: Problem, begun: Begun) -> Replayed:
+def in_rounds(problem: ReplayProblem, begun: Begun) -> Replayed:
     """The problem's solvers in turn, each for the rows that those before have not matched."""
     points, labels, before = begun.points.clone(), begun.labels, begun.before
     left = torch.arange(len(points))
@@ -117,7 +117,7 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
             break
     assert before is not None
     matched = residual <= problem.tolerance
-    idle, determined = held(problem, points, labels, matched, before)
+    idle, determined = idle_and_determined(problem, points, labels, matched, before)
     return Replayed(
         records=points,
         labels=labels,
@@ -130,10 +130,14 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
     )
 
 
-def held(
-    problem: Problem, records: Tensor, labels: Tensor, matched: Tensor, before: Tensor
+def idle_and_determined(
+    problem: ReplayProblem, records: Tensor, labels: Tensor, matched: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`idle` and `determined` of `Replayed`."""
+    """The fields `idle` (K x m) and `determined` (K) of `Replayed` for records K x m x shape.
+
+    matched: K, whether the run with them ends at the released weights; others are not looked at.
+    before: K, the misfit that counts as 1.
+    """
     idle = torch.zeros_like(labels, dtype=torch.bool)
     if bool(matched.any()):
         idle[matched] = idle_records(
@@ -143,11 +147,15 @@ def held(
     determined = ~idle.any(1) & (problem.seen.shape[1] >= records[0].numel())
     sure = (matched & determined).nonzero()[:, 0]
     if len(sure) and not problem.observation.whole:
-        determined[sure] = ~another(problem.rows(sure), records[sure], labels[sure], before[sure])
+        determined[sure] = ~matches_elsewhere(
+            problem.rows(sure), records[sure], labels[sure], before[sure]
+        )
     return idle, determined
 
 
-def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -> Tensor:
+def matches_elsewhere(
+    problem: ReplayProblem, records: Tensor, labels: Tensor, before: Tensor
+) -> Tensor:
     """K: whether a search from a little beside the found records matches the run elsewhere.
 
     Some layers, or logits, may be many numbers and yet hold few directions of a record.
@@ -161,7 +169,7 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
     return (found.values <= problem.tolerance * before) & (apart.sqrt() > far / 2)
 
 
-def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
+def likely_labels(problem: ReplayProblem, released: Weights, starts: Tensor) -> Begun:
     """For each target where its best class's short run ended, and that class.
 
     One run per class ranks them, mostly by the later layers (for Adam by absolute values over

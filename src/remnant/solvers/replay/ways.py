@@ -50,7 +50,7 @@ class ReplaySettings:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
+class ReplayProblem:
     """K runs to match. seen: K x q of what is observed."""
 
     run: SharedRun
@@ -60,7 +60,7 @@ class Problem:
     chart: Chart
     box: Box | None = None
 
-    def rows(self, index: Tensor) -> Problem:
+    def rows(self, index: Tensor) -> ReplayProblem:
         return replace(self, seen=self.seen[index], chart=self.chart.rows(index))
 
     @property
@@ -81,11 +81,11 @@ class Problem:
         return float(self.settings.tolerance**power)
 
 
-Solver = Callable[[Problem, Tensor, Tensor, int], Minimum]
+Solver = Callable[[ReplayProblem, Tensor, Tensor, int], Minimum]
 """(problem, starts, labels, evaluations) -> points in the problem's chart."""
 
 
-def solvers_for(problem: Problem) -> tuple[Solver, ...]:
+def solvers_for(problem: ReplayProblem) -> tuple[Solver, ...]:
     """In turn, for the rows that those before have not matched."""
     kinks, adam = has_kinks(problem.run), isinstance(problem.run.recipe, Adam)
     if not problem.columnar or not (kinks or adam):
@@ -97,7 +97,7 @@ def solvers_for(problem: Problem) -> tuple[Solver, ...]:
     return (far, near) if adam or not problem.settings.bends else (far, newton, near)
 
 
-def newton(problem: Problem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
+def newton(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
     """Gauss-Newton steps for runs that jump; as many rows at once as fit the memory. They cost
     what they cost, whatever the evaluations."""
     run, settings = problem.run, problem.settings
@@ -114,7 +114,7 @@ def newton(problem: Problem, starts: Tensor, labels: Tensor, evaluations: int) -
 
 
 def by_columns(
-    problem: Problem,
+    problem: ReplayProblem,
     starts: Tensor,
     labels: Tensor,
     evaluations: int,
@@ -144,7 +144,7 @@ def known_box(run: SharedRun) -> Box:
     return run.inputs.min() * like, run.inputs.max() * like
 
 
-def solve(problem: Problem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
+def solve(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
     """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
 
     The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
