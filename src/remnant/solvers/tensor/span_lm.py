@@ -136,7 +136,8 @@ def whiten(w: Tensor) -> Tensor:
     centred = w - w.mean(0)
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(w))
     root = values.clamp(min=1e-14 * float(values[-1])).sqrt()
-    return (vectors / root) @ vectors.T
+    white: Tensor = (vectors / root) @ vectors.T
+    return white
 
 
 def propose(eq: Equations, generator: torch.Generator) -> Point:
