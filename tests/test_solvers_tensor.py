@@ -14,9 +14,11 @@ from remnant.solvers.tensor.stein import (
     coefficient,
     head_moment,
     head_product,
+    hermite_features,
     layer_moment,
     layer_product,
     leading_span,
+    regress_moments,
     vanishing,
 )
 from remnant.solvers.tensor.two_layer import (
@@ -142,16 +144,47 @@ def test_the_leading_span_has_the_largest_eigenvalues_of_either_sign():
     assert torch.allclose(span @ span.T, wanted @ wanted.T, atol=1e-8)
 
 
+def test_regression_reads_a_polynomial_exactly():
+    u = normal(2, 3)
+    head, w = normal(2, 400, seed=1), normal(400, 3, seed=2)
+    r = normal(2, 2, seed=3)  # class x record
+    slope = 1 + 2 * (w @ u.T) + 3 * ((w @ u.T) ** 2 - u.square().sum(1))
+    gradient = sum((head.T @ r[:, i] * slope[:, i])[:, None] * u[i] for i in range(2))
+    one, two, three = regress_moments(gradient, head, w, [1, 2, 3])
+    assert torch.allclose(one, r @ u)
+    assert torch.allclose(two, 2 * torch.einsum("ki,ia,ib->kab", r, u, u))
+    assert torch.allclose(three, 6 * torch.einsum("ki,ia,ib,ic->kabc", r, u, u, u))
+
+
+def test_features_of_degree_three_are_hermite_tensors():
+    w = normal(5, 3)
+    features, places = hermite_features(w, 3)
+    assert features.shape == (5, 10)
+    many = [len(set(symmetric_places(p))) / 6 for p in places.tolist()]
+    wanted = torch.stack([h3(v)[tuple(places.T)] for v in w])
+    assert torch.allclose(features, wanted * torch.tensor(many, dtype=torch.float64))
+
+
+def symmetric_places(place):
+    from itertools import permutations
+
+    return list(permutations(place))
+
+
 def test_components_of_exact_tensors_come_back():
     u = torch.nn.functional.normalize(normal(5, 5), dim=1)
     weights = torch.tensor([3.0, -1.0, 0.5, 2.0, -4.0], dtype=torch.float64)
     cube = torch.einsum("i,ia,ib,ic->abc", weights, u, u, u)
-    found = decompose(cube, generator=generator())
+    found = decompose(cube[None], generator=generator())
     cosine = (found.directions @ u.T).abs()
     assert found.off < 1e-12
     assert torch.allclose(cosine.max(0).values, torch.ones(5, dtype=torch.float64))
-    sizes = component_weights(cube, found.directions)
+    sizes = component_weights(cube[None], found.directions)[0]
     assert torch.allclose(sizes.abs().sort().values, weights.abs().sort().values)
+    # Several matrices with weights of their own do as well as a cube.
+    squares = torch.einsum("ki,ia,ib->kab", normal(3, 5, seed=1), u, u)
+    cosine = (decompose([squares], generator=generator()).directions @ u.T).abs()
+    assert torch.allclose(cosine.max(0).values, torch.ones(5, dtype=torch.float64))
 
 
 def test_joint_diagonalisation_beats_a_pair_under_noise():
@@ -230,10 +263,10 @@ def test_scales_and_signs_of_exact_weights():
         torch.tensor([1.0, -1, 1]).double(),
         normal(3),
     )
-    sizes = {k: r * sign**k * coefficient(act, k, beta) for k in (1, 2, 3)}
+    sizes = {k: (r * sign**k * coefficient(act, k, beta))[None] for k in (1, 2, 3)}
     fit = scales_and_signs(act, sizes)
     assert torch.allclose(fit.signed_norm, sign * beta, rtol=0.02)
-    assert torch.allclose(fit.residuals, r, rtol=0.1)
+    assert torch.allclose(fit.residuals[:, 0], r, rtol=0.1)
 
 
 def test_what_the_attack_refuses():

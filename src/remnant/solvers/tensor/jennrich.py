@@ -21,23 +21,46 @@ class Components:
     off: float
 
 
-def decompose(moment: Tensor, *, generator: torch.Generator, projections: int = 100) -> Components:
-    """Unit u_i with moment = sum_i weight_i u_i^(x 3), B x B x B and symmetric."""
-    size = len(moment)
+def decompose(
+    moments: Tensor | list[Tensor], *, generator: torch.Generator, projections: int = 100
+) -> Components:
+    """Unit u_i with every moment = sum_i weight_i u_i^(x order).
+
+    moments: stacks of symmetric tensors, k x B x B (orders 2), k x B x B x B (3) or fourth order;
+    all share their directions, with weights of their own.
+    """
+    stacks = [moments] if isinstance(moments, Tensor) else moments
+    size = stacks[0].shape[-1]
     if size == 1:
         return Components(directions=torch.ones(1, 1, dtype=torch.float64), off=0.0)
-    vectors = torch.randn(projections, size, generator=generator, dtype=moment.dtype)
-    inverse = diagonalise(_contract(moment, vectors), generator=generator)
+    matrices = torch.cat([_contract(t, None, projections, generator) for t in stacks])
+    inverse = diagonalise(matrices, generator=generator)
     # Rows of `inverse` are dual to the components: contracting with one leaves one component.
-    matrices = _contract(moment, inverse)
+    matrices = torch.cat([_contract(t, inverse, projections, generator) for t in stacks])
     better = _ffdiag(matrices, inverse)
     directions = normalize(torch.linalg.inv(better).T, dim=1)
     return Components(directions=directions, off=_off(matrices, better))
 
 
-def _contract(moment: Tensor, vectors: Tensor) -> Tensor:
-    """L x B x B matrices that share the directions: the moment along each of L vectors."""
-    return torch.einsum("abc,lc->lab", moment, normalize(vectors, dim=1))
+def _contract(
+    stack: Tensor, vectors: Tensor | None, projections: int, generator: torch.Generator
+) -> Tensor:
+    """Matrices that share the directions: the stack along L random vectors, or along those given.
+
+    A fourth-order tensor, as a matrix on pairs, is sum_i weight_i (u_i u_i^T)(u_i u_i^T)^T: its B
+    leading eigenvectors are mixtures of the u_i u_i^T and leave the rest, noise, behind.
+    """
+    size = stack.shape[-1]
+    if stack.ndim == 5:
+        values, pairs = torch.linalg.eigh(stack.reshape(-1, size**2, size**2))
+        top = values.abs().argsort(dim=1, descending=True)[:, :size]
+        leading = torch.gather(pairs * values[:, None], 2, top[:, None].expand(-1, size**2, -1))
+        return leading.mT.reshape(-1, size, size)
+    if stack.ndim == 4:
+        if vectors is None:
+            vectors = torch.randn(projections, size, generator=generator, dtype=stack.dtype)
+        return torch.einsum("kabc,lc->klab", stack, normalize(vectors, dim=1)).flatten(0, 1)
+    return stack
 
 
 def diagonalise(matrices: Tensor, *, generator: torch.Generator, starts: int = 10) -> Tensor:
@@ -109,14 +132,15 @@ def _ffdiag(matrices: Tensor, inverse: Tensor, iterations: int = 100) -> Tensor:
 
 
 def component_weights(moment: Tensor, directions: Tensor) -> Tensor:
-    """Least-squares weights, B, of a B x .. x B moment on the powers of the directions."""
-    gram = (directions @ directions.T) ** moment.ndim
-    right = torch.stack([_along(moment, u) for u in directions])
-    solution: Tensor = torch.linalg.lstsq(gram, right[:, None], driver="gelsd").solution
-    return solution[:, 0]
+    """Least-squares weights, k x B, of k x B x .. x B moments on the powers of the directions."""
+    order = moment.ndim - 1
+    gram = (directions @ directions.T) ** order
+    right = torch.stack([_along(moment, u) for u in directions])  # B x k
+    solution: Tensor = torch.linalg.lstsq(gram, right, driver="gelsd").solution
+    return solution.T
 
 
 def _along(moment: Tensor, u: Tensor) -> Tensor:
-    while moment.ndim:
+    while moment.ndim > 1:
         moment = moment @ u
     return moment

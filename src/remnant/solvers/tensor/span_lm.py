@@ -1,8 +1,9 @@
 """Exact recovery of a batch from one gradient of a network with one smooth hidden layer.
 
-The first layer's gradient gives the records' number and span (`spans`). Levenberg-Marquardt on the
-exact equations in that span (`span_equations`) goes from random directions to rounding. That the
-equations hold, far more of them than unknowns, certifies the answer without the truth.
+The first layer's gradient gives the records' number and span (`spans`). Moments in the span
+(`stein`) and their components (`jennrich`) give directions; norms come from the moments or from the
+bias' 1. Levenberg-Marquardt on the exact equations (`span_equations`) finishes. That the equations
+hold to rounding, far more of them than unknowns, certifies the answer without the truth.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from remnant.progress import task
 from remnant.solvers import spans
 from remnant.solvers.spans import count_records
+from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.span_equations import (
     Equations,
     Point,
@@ -26,7 +28,8 @@ from remnant.solvers.tensor.span_equations import (
     pose,
     stacked,
 )
-from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
+from remnant.solvers.tensor.stein import regress_moments, vanishing
+from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer, scales_and_signs
 
 Box = tuple[Tensor, Tensor]  # lowest and highest input, each broadcasts over d
 
@@ -36,7 +39,7 @@ class SpanSettings:
     """A relative misfit below `tolerance` certifies. Nothing depends on the clock."""
 
     tolerance: float = 1e-7
-    attempts: int = 24  # random starts at most; one or two suffice where there are several outputs
+    attempts: int = 8  # decompositions, all but the first from a sample of the neurons
     iterations: int = 300  # of Levenberg-Marquardt from one start, shortened steps counted
     rounding: float = 1e-32  # relative sum of squares that ends the descent
     safety: float = 6.0  # standard deviations that are stated: noise of a gradient is not even
@@ -113,44 +116,81 @@ def turning(network: TwoLayer, gradient: BatchGradient, at: Point, inputs: Tenso
 
 
 def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) -> tuple[Point, int]:
-    """The lowest point from several random starts, and how many were tried.
+    """The lowest point from several starts, and how many were tried.
 
     Ends at a misfit below the tolerance, or (noise) when two attempts come to the same lowest one.
     """
     lowest: list[Point] = []
+    tried = 0
     with task("solving in the span", settings.attempts) as step:
-        for _ in range(settings.attempts):
-            start = propose(eq, generator)
-            end = descend(eq, start, settings.iterations, settings.rounding)
+        for attempt in range(settings.attempts):
+            end: Point | None = None
+            for start in propose(eq, settings, generator, fraction=0.8 if attempt else 1.0):
+                tried += 1
+                other = descend(eq, start, settings.iterations, settings.rounding)
+                end = other if end is None or other.cost < end.cost else end
+                if end.cost < settings.tolerance**2:
+                    break
+            assert end is not None, "there is always a start"
             again = any(abs(end.cost - p.cost) < 1e-6 * p.cost for p in lowest)
             lowest.append(end)
             step(note=f"misfit {end.cost**0.5:.1e}")
             if again or end.cost < settings.tolerance**2:
                 break
-    return min(lowest, key=lambda p: p.cost), len(lowest)
+    return min(lowest, key=lambda p: p.cost), tried
 
 
-def whiten(w: Tensor) -> Tensor:
-    """B x B: what brings rows of w (m x B) to covariance I; a direction u of the whitened rows is
-    the record u @ whiten(w)."""
+def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of w (m x B) with mean 0 and covariance I, and the B x B matrix `back`.
+
+    A direction u of the whitened rows is the record u @ back of the given ones.
+    """
     centred = w - w.mean(0)
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(w))
     root = values.clamp(min=1e-14 * float(values[-1])).sqrt()
-    white: Tensor = (vectors / root) @ vectors.T
-    return white
+    white = (vectors / root) @ vectors.T
+    return centred @ white, white
 
 
-def propose(eq: Equations, generator: torch.Generator) -> Point:
-    """A start: random directions, at the scale of several that fits best, each with the residuals
-    that fit best. Where there are biases the 1 appended to every record gives a scale too."""
-    draw = torch.randn(eq.count, eq.count, generator=generator, dtype=torch.float64)
-    u = torch.nn.functional.normalize(draw, dim=1) @ whiten(eq.w)
-    options = [scale * u for scale in (0.5, 1.0, 2.0)]
+def propose(
+    eq: Equations, settings: SpanSettings, generator: torch.Generator, *, fraction: float = 1.0
+) -> list[Point]:
+    """Two starts, the likelier first: components of the moments at several scales.
+
+    fraction: of the neurons that the moments are taken over. Another sample is another chance.
+    """
+    white, back = whiten(eq.w)
+    # Two matrices with weights of their own give components; a single one asks for a cube.
+    alone = eq.heads.shape[1] == 1 or vanishing(eq.activation, 2)
+    orders = [1, 2, 3] + ([4] if vanishing(eq.activation, 3) and alone else [])
+    some = torch.randperm(len(white), generator=generator)[: int(fraction * len(white))]
+    gradient: Tensor = torch.linalg.solve(back, eq.layer, left=False)
+    fitted = regress_moments(gradient[some], eq.heads[some].T, white[some], orders)
+    moments = dict(zip(orders, fitted, strict=True))
+    # A bias of its own in every neuron blurs the parity: then every order speaks.
+    blurred = bool(eq.offset.any())
+    speaking = [moments[k] for k in orders[1:] if blurred or not vanishing(eq.activation, k)]
+    u = decompose(speaking, generator=generator).directions
+    sizes = {k: component_weights(moments[k], u) for k in orders}
+    norms = scales_and_signs(eq.activation, sizes).signed_norm
+    u = u @ back
+    options = [f * norms.abs().median() * u for f in (0.5, 1.0, 2.0)] + [norms[:, None] * u]
     if eq.last is not None:
         ones = u @ eq.last
-        options.append(u / torch.where(ones.abs() < 1e-2, 1e-2, ones)[:, None])
+        options.append(u / torch.where(ones.abs() < 1e-6, 1e-6, ones)[:, None])
     points = [evaluate(eq, c, best_residuals(eq, c)) for c in options]
-    return min(points, key=lambda p: p.cost)
+    points = sorted(points, key=lambda p: p.cost)[:2]
+    return [turned(eq, p) for p in points] if blurred else points
+
+
+def turned(eq: Equations, at: Point) -> Point:
+    """The same with each record's sign turned where that lowers the cost."""
+    for i in range(eq.count):
+        c = at.coordinates.clone()
+        c[i] = -c[i]
+        other = evaluate(eq, c, best_residuals(eq, c))
+        at = other if other.cost < at.cost else at
+    return at
 
 
 def whole_misfit(

@@ -13,7 +13,8 @@ m x d, m x B^2 or B^3 is formed: the d-dimensional matrices are only ever multip
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import permutations
 
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
@@ -152,3 +153,88 @@ def layer_moment(gradient: Tensor, w: Tensor, order: int, vector: Tensor | None 
     cube = (along.T @ pairs(w)).reshape(size, size, size)
     free = cube - along.sum(0)[:, None, None] * eye - mixed - mixed.permute(0, 2, 1)
     return (turns(free) + head_moment(gradient @ vector, w, 3)) / 4
+
+
+# --- the same moments by regression ---------------------------------------------------------
+
+
+def regress_moments(
+    gradient: Tensor, head: Tensor, w: Tensor, orders: Sequence[int]
+) -> list[Tensor]:
+    """Moments sum_i r_ik c_o(beta_i) u_i^(x o), c x B^o each, by least squares over neurons.
+
+    gradient: m x B. head: c x m. w: m x B, whitened. orders: ascending. G_j = sum_k head_kj
+    p_k(w_j) with p_k a polynomial in Hermite features; a fit leaves out what a plain average (the
+    other functions here) picks up from other orders. Orders with too many features for the neurons
+    are fitted to what the lower ones leave, with a ridge.
+    """
+    blocks = [hermite_features(w, order - 1) for order in orders]
+    columns = [(head.T[:, :, None] * f[:, None, :]).reshape(len(w), -1) for f, _ in blocks]
+    few = 0
+    while few < len(columns) and 1.2 * sum(c.shape[1] for c in columns[: few + 1]) < len(w):
+        few += 1
+    fits: list[Tensor] = []
+    if few:
+        together = torch.cat(columns[:few], dim=1)
+        fit = torch.linalg.lstsq(together, gradient, driver="gelsd").solution
+        gradient = gradient - together @ fit
+        fits += fit.split([c.shape[1] for c in columns[:few]])
+        basis = torch.linalg.qr(together)[0]
+        columns = [c if i < few else c - basis @ (basis.T @ c) for i, c in enumerate(columns)]
+    for column in columns[few:]:
+        fit = _ridge(column, gradient)
+        gradient = gradient - column @ fit
+        fits.append(fit)
+    return [
+        _unfold(fit.reshape(len(head), block.shape[1], -1), places, order)
+        for fit, (block, places), order in zip(fits, blocks, orders, strict=True)
+    ]
+
+
+def _ridge(columns: Tensor, right: Tensor) -> Tensor:
+    """Ridge regression, the ridge by generalised cross-validation."""
+    values, left = torch.linalg.eigh(columns @ columns.T)  # m x m: there are more columns than rows
+    values, inside = values.clamp(min=0), left.T @ right
+    best, lowest = values[-1], float("inf")
+    for ridge in values[-1] * torch.logspace(-4, 2, 31, dtype=values.dtype):
+        shrink = ridge / (values + ridge)
+        score = float((shrink[:, None] * inside).square().sum() / shrink.sum() ** 2)
+        if score < lowest:
+            best, lowest = ridge, score
+    solution: Tensor = columns.T @ (left @ (inside / (values + best)[:, None]))
+    return solution
+
+
+def hermite_features(w: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Features of `degree`, m x f, and where they stand in a tensor B^degree (f x degree).
+
+    Feature t of indices (b1 <= b2 ...) is the product over distinct b of He_n(w_b) / n!, n times
+    b occurs: the polynomial sum T_b1b2.. H(w)_b1b2.. / degree! has coefficient T_t at feature t.
+    """
+    size = w.shape[1]
+    if degree == 0:
+        return torch.ones(len(w), 1, dtype=w.dtype), torch.zeros(1, 0, dtype=torch.long)
+    places = torch.combinations(torch.arange(size), degree, with_replacement=True)
+    he = [torch.ones_like(w), w, (w**2 - 1) / 2, (w**3 - 3 * w) / 6]
+    counts = torch.nn.functional.one_hot(places, size).sum(1)  # f x B, how often each b occurs
+    features = torch.ones(len(w), len(places), dtype=w.dtype)
+    for b in range(size):
+        powers = torch.stack([h[:, b] for h in he], dim=1)  # m x 4
+        features = features * powers[:, counts[:, b]]
+    return features, places
+
+
+def _unfold(part: Tensor, places: Tensor, order: int) -> Tensor:
+    """c x f x B coefficients of features at `places` -> symmetric c x B^order tensors."""
+    classes, _, size = part.shape
+    if order == 1:
+        return part[:, 0]
+    tensor = torch.zeros(classes, *([size] * order), dtype=part.dtype)
+    for turn in permutations(range(order - 1)):
+        index: tuple[slice | Tensor, ...] = (slice(None), *(places[:, t] for t in turn))
+        tensor[index] = part
+    # G is the last mode; average over its place.
+    total = tensor.clone()
+    for place in range(1, order):
+        total = total + tensor.transpose(place, order)
+    return total / order

@@ -3,7 +3,7 @@
 f(x) = sum_j a_j s(w_j.x) + M with a_j = 1/m and Gaussian w_j. Span from a second moment (or a
 contracted third, Remark 3), third moment in the span (fourth for piecewise linear activations,
 Remark 4), its components (`jennrich`), then signs, norms and residuals from all moments together.
-The error falls as sqrt(d / m); `span_lm` solves the gradient's own equations, to rounding.
+The error falls as sqrt(d / m): `span_lm` goes from such a start to rounding.
 """
 
 from __future__ import annotations
@@ -109,15 +109,15 @@ def tensor_attack(
     order = 4 if vanishing(act, 3) else 3
     # Along the span only: what the vector has outside adds noise and no signal.
     top = moment(seen, inner, order, vector=vector @ span if order == 4 else None)
-    components = decompose(top, generator=generator)
+    components = decompose(top[None], generator=generator)
     u = components.directions
-    sizes = {1: component_weights(first @ span, u)}
-    sizes |= {k: component_weights(moment(seen, inner, k), u) for k in (2, 3)}
+    sizes = {1: component_weights((first @ span)[None], u)}
+    sizes |= {k: component_weights(moment(seen, inner, k)[None], u) for k in (2, 3)}
     norm = None if settings.norm is None else settings.norm * scale
     fit = scales_and_signs(act, sizes, norm=norm, residual_sign=settings.residual_sign)
     return TensorResult(
         inputs=(fit.signed_norm[:, None] * u) @ span.T / scale,
-        residuals=fit.residuals,
+        residuals=fit.residuals[:, 0],
         span=span,
         off=components.off,
         sign_known=fit.sign_known,
@@ -152,7 +152,7 @@ def _standardised(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fit:
-    """x_i = signed_norm_i u_i, residuals B."""
+    """x_i = signed_norm_i u_i, residuals B x c."""
 
     signed_norm: Tensor
     residuals: Tensor
@@ -168,7 +168,7 @@ def scales_and_signs(
 ) -> Fit:
     """Norm, sign and residual of each record from its weights in the moments of several orders.
 
-    sizes[k]: B, weights r_i s_i^k c_k(beta_i) of u_i^(x k). For each beta of a grid the best r
+    sizes[k]: c x B, weights r_i s_i^k c_k(beta_i) of u_i^(x k). For each beta of a grid the best r
     is linear; the best pair (beta, sign) wins. Where only odd orders speak, both signs fit alike
     and the one that gives `residual_sign` is taken.
     """
@@ -180,16 +180,16 @@ def scales_and_signs(
     c = torch.stack(
         [f * coefficient(activation, k, grid) for k, f in zip(orders, unit, strict=True)]
     )
-    z = torch.stack([f * sizes[k] for k, f in zip(orders, unit, strict=True)])  # o x B
+    z = torch.stack([f * sizes[k] for k, f in zip(orders, unit, strict=True)])  # o x c x B
     signs = torch.tensor([[s**k for k in orders] for s in (1.0, -1.0)], dtype=torch.float64)
-    residuals = torch.einsum("so,og,ob->sgb", signs, c, z) / c.square().sum(0)[:, None]
-    gain = residuals.square() * c.square().sum(0)[:, None]  # 2 x grid x B
+    residuals = torch.einsum("so,og,ocb->sgbc", signs, c, z) / c.square().sum(0)[:, None, None]
+    gain = residuals.square().sum(-1) * c.square().sum(0)[:, None]  # 2 x grid x B
     open_sign = all(k % 2 == 1 for k in orders)
     if open_sign and residual_sign:
-        gain = gain * (residuals * residual_sign > 0)
+        gain = gain * (residuals.sum(-1) * residual_sign > 0)
     best = gain.flatten(0, 1).argmax(0)
     s, g = best // len(grid), best % len(grid)
-    index = torch.arange(z.shape[1])
+    index = torch.arange(z.shape[2])
     return Fit(
         signed_norm=grid[g] * (1 - 2 * s.double()),
         residuals=residuals[s, g, index],
