@@ -159,7 +159,7 @@ def _bounds(examples: Examples) -> str | None:
 
 
 def _check_linear(target: Target, examples: Examples, name: str) -> None:
-    from remnant.attacks.glm import check_labels
+    from remnant.attacks.glm_case import check_labels
 
     if not _fits(examples, target):
         return

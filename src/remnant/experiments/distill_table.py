@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -46,8 +46,7 @@ from remnant.store import (
     Run,
     finish,
     hash_tensors,
-    load_state,
-    save_state,
+    keeping_states,
     write_bytes,
     write_json,
     write_text,
@@ -63,7 +62,7 @@ ACCURACIES = Figure(
     x="method", lines={name: name for name in NETWORKS}, across="trained on", up="%",
     panel="Test accuracy", log_x=False, log_y=False,
 )  # fmt: skip
-RESULT_FILE, IMAGES_FILE, SHEET_FILE, STATE = "result.json", "distilled.npz", "sheet.png", "search"
+RESULT_FILE, IMAGES_FILE, SHEET_FILE = "result.json", "distilled.npz", "sheet.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +188,7 @@ def posed(scene: Scene, material: Material) -> Problem:
     return kernel_problem(kernel_of(scene), material.seen(material.train), material.train.labels)
 
 
-def distilled(scene: Scene, material: Material, run: Run | None = None) -> Distilled:
-    """The distilled set; a run keeps the states of the search, to go on from."""
+def distilled(scene: Scene, material: Material) -> Distilled:
     generator = generator_for(scene.seed, scene.method)
     if scene.method == "rkip-finite":
         return _from_network(scene, material, generator)
@@ -205,11 +203,7 @@ def distilled(scene: Scene, material: Material, run: Run | None = None) -> Disti
         return Distilled(images=images, labels=labels, loss=math.nan, trace=[])
     settings = settings_of(scene)
     assert isinstance(settings, Distillation)
-    keep: Callable[[Mapping[str, Tensor]], object] | None = None
-    if run is not None:
-        keep = lambda state: save_state(run, STATE, state)  # noqa: E731
-    state = None if run is None else load_state(run, STATE)
-    return distil(about, settings, generator=generator, state=state, keep=keep)
+    return distil(about, settings, generator=generator)
 
 
 def _from_network(scene: Scene, material: Material, generator: torch.Generator) -> Distilled:
@@ -282,7 +276,8 @@ def nearness(scene: Scene, material: Material, images: Tensor) -> Row:
 def run_scene(scene: Scene, material: Material, run: Run) -> Row:
     """Distil, measure beside all records and random ones; writes images, sheet and result."""
     begun = time.process_time()
-    found = distilled(scene, material, run)
+    with keeping_states(run):
+        found = distilled(scene, material)
     timings = {"distilling": round(time.process_time() - begun, 3)}
     rows = {scene.method: measure(scene, material, found)}
     for other in ("full", "random"):
