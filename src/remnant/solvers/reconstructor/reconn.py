@@ -1,14 +1,11 @@
-"""RecoNN: a network trained on shadow models to return the record of a released one (001, IV).
-
-The paper's dense layers and loss (its network for MNIST). It sees principal components of the
-shadows, by Adam with a rate that falls: that did better than the paper's raw weights and RMSProp.
-"""
+"""RecoNN: a network trained on shadow models to return the record of a released one (001, IV)."""
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,30 +13,55 @@ from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
+from remnant.solvers.reconstructor.networks import dense, initialise, patch_critic, transposed
 from remnant.solvers.reconstructor.ridge import Standard, best_standard
+
+Perceptual = Callable[[Tensor, Tensor], Tensor]
+"""(reconstructions, records), n x shape each -> one number, such as LPIPS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoNN:
-    """The network and its training.
+    """The network and its training: the paper's loss and layers, trained as we found best.
 
-    components: principal components of the shadows that the network sees (0 = every weight).
-    width: neurons of each of its two hidden layers. The rate rises to `lr` over the first twentieth
-    of the steps and falls to 0 along a cosine.
+    components: principal components of the shadows that the network sees (0 = every weight). The
+    rate rises over the first steps and falls to 0 along a cosine unless it is `constant`. critic:
+    the weight of the patch critic's term (0 = none), which learns with `critic_lr`.
+    perceptual_weight: that of the perceptual term, where one is given.
     """
 
+    network: Literal["dense", "transposed"] = "dense"
+    optimiser: Literal["adam", "rmsprop"] = "adam"
     components: int = 1000
     width: int = 1000
     epochs: int = 40
     batch_size: int = 128
     lr: float = 1e-3
+    constant: bool = False
+    weight_decay: float = 0.0
+    critic: float = 0.0
+    critic_lr: float = 1e-5
+    perceptual_weight: float = 1.0
+
+    @classmethod
+    def paper(cls) -> RecoNN:
+        """The paper's for MNIST."""
+        return cls(optimiser="rmsprop", components=0, epochs=100, constant=True)
+
+    @classmethod
+    def cifar(cls) -> RecoNN:
+        """The paper's transposed network: Adam, decay and the patch critic."""
+        return cls(
+            network="transposed", components=0, epochs=1000, lr=1e-4, constant=True,
+            weight_decay=1e-4, critic=1.0,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkReconstructor:
     """What is seen of k models (k x q) -> k x shape; `losses` is the mean loss of each epoch.
 
-    basis: q x components, or None where the network sees all q.
+    basis: q x components or None, of one overall scale.
     """
 
     standard: Standard
@@ -74,6 +96,7 @@ def fit_reconn(
     *,
     generator: torch.Generator,
     labels: Tensor | None = None,
+    perceptual: Perceptual | None = None,
 ) -> NetworkReconstructor:
     """seen: s x q of the shadow models, inputs: s x shape, their records; labels, where given, help
     to choose how what is seen is standardised."""
@@ -86,26 +109,15 @@ def fit_reconn(
     if 0 < settings.components < min(features.shape):
         basis = principal(features, settings.components)
         features = features @ basis
-    network = hidden_layers(features.shape[1], settings.width, shape, generator)
-    losses = descend(network, features, inputs.float(), settings, generator)
+    if settings.network == "dense":
+        network: nn.Module = dense(features.shape[1], shape, width=settings.width)
+    else:
+        network = transposed(features.shape[1], shape)
+    losses = descend(initialise(network, generator), features, inputs.float(), settings, generator,
+                     perceptual)  # fmt: skip
     return NetworkReconstructor(
         standard=standard, basis=basis, network=network.eval(), losses=losses
     )
-
-
-@torch.no_grad()
-def hidden_layers(
-    features: int, width: int, shape: tuple[int, ...], generator: torch.Generator
-) -> nn.Sequential:
-    """Two hidden layers of ReLU, every number uniform in +-1/sqrt(fan in) from the generator."""
-    sizes = (features, width, width, math.prod(shape))
-    dense = [nn.Linear(before, after) for before, after in itertools.pairwise(sizes)]
-    for layer in dense:
-        for parameter in layer.parameters():
-            bound = layer.in_features**-0.5
-            parameter.uniform_(-bound, bound, generator=generator)
-    first, second, last = dense
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last, nn.Unflatten(1, shape))
 
 
 def descend(
@@ -114,29 +126,59 @@ def descend(
     wanted: Tensor,
     settings: RecoNN,
     generator: torch.Generator,
+    perceptual: Perceptual | None,
 ) -> tuple[float, ...]:
     """Train the network in place; the mean loss of each epoch."""
-    adam = torch.optim.Adam(network.parameters(), lr=settings.lr)
+    kind = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.RMSprop
+    steps = kind(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     total = settings.epochs * math.ceil(len(features) / settings.batch_size)
-    rates = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: cosine(step, total))
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        steps, lambda k: 1.0 if settings.constant else cosine(k, total)
+    )
+    critic = Critic(tuple(wanted.shape[1:]), settings, generator) if settings.critic else None
     losses = []
-    with task("reconstructor", settings.epochs) as advance, torch.enable_grad():
+    with task("reconstructor", settings.epochs) as step, torch.enable_grad():
         for _ in range(settings.epochs):
             lost = 0.0
             order = torch.randperm(len(features), generator=generator)
             for rows in order.split(settings.batch_size):
                 guess, truth = network(features[rows]), wanted[rows]
                 loss = F.l1_loss(guess, truth) + F.mse_loss(guess, truth)
-                adam.zero_grad()
+                if perceptual is not None:
+                    loss = loss + settings.perceptual_weight * perceptual(guess, truth)
+                if critic is not None:
+                    loss = loss + settings.critic * critic(guess, truth)
+                steps.zero_grad()
                 loss.backward()
-                adam.step()
+                steps.step()
                 rates.step()
                 lost += loss.item() * len(rows)
             losses.append(lost / len(features))
-            advance(note=f"loss {losses[-1]:.3g}")
+            step(note=f"loss {losses[-1]:.3g}")
     return tuple(losses)
 
 
 def cosine(step: int, total: int) -> float:
     """From 0 to 1 over the first twentieth, then down to 0."""
     return min(1.0, 20 * (step + 1) / total) * (1 + math.cos(math.pi * step / total)) / 2
+
+
+class Critic:
+    """The patch critic and its optimiser: each call is one step of it, and the other's loss."""
+
+    def __init__(
+        self, shape: tuple[int, ...], settings: RecoNN, generator: torch.Generator
+    ) -> None:
+        if len(shape) != 3:
+            raise InputError(expected("critic: shape", "c x h x w", shape))
+        self.network = initialise(patch_critic(shape[0]), generator)
+        self.steps = torch.optim.Adam(self.network.parameters(), lr=settings.critic_lr)
+
+    def __call__(self, guess: Tensor, truth: Tensor) -> Tensor:
+        real, made = self.network(truth), self.network(guess.detach())
+        loss = F.mse_loss(real, torch.ones_like(real)) + made.square().mean()
+        self.steps.zero_grad()
+        loss.backward()
+        self.steps.step()
+        scores = self.network(guess)
+        return F.mse_loss(scores, torch.ones_like(scores))
