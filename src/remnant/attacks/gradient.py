@@ -23,11 +23,12 @@ from remnant.attacks.outcome import (
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.batch.matching import Matching, match_gradient
-from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
-from remnant.solvers.batch.tolerances import Tolerances
 from remnant.solvers.blends import BLENDS, told_apart
-from remnant.solvers.difference.certificate import SURE, spread_of
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.descent.matching import Matching, match_gradient
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.residuals import output_residuals
 from remnant.solvers.spans import SMALLEST_GAP, count_records
@@ -138,7 +139,7 @@ class Gradient:
             precision=evidence.precision,
             last=pair.last,
             bias=pair.first.bias is not None,
-            settings=Tolerances(walkers=self.walkers, patience=self.patience),
+            search=Search(starts=self.walkers, iterations=8000, patience=self.patience),
             generator=generator,
         )
         if (
@@ -264,7 +265,7 @@ def conclude(
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
     residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
-    confidence = 1 - torch.maximum(recovery.graph_residual, recovery.dual_residual).clamp(0, 1)
+    confidence = 1 - recovery.residual.clamp(0, 1)
     confidence = confidence * (0.5 + 0.5 * passed)
     order = confidence.argsort(descending=True, stable=True)
     certified = int(passed.sum())
@@ -288,7 +289,7 @@ def conclude(
         figures=basics["figures"]
         | {
             "found": len(data),
-            "rounds": recovery.rounds,
+            "rounds": len(recovery.found) - 1,
             "unexplained": None if again is None else max(again.first, again.next),
             "residuals": None if residuals is None else residuals[order].tolist(),
         },
@@ -307,7 +308,7 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
         words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
     data, order = in_data_scale(target, inputs), torch.arange(count)
     error = found.error.square()
-    certified &= bool((error < SURE * spread_of(inputs.flatten(1))).all())
+    certified &= bool((error < TOLERANCES.sure * spread_of(inputs.flatten(1))).all())
     passed = torch.full((count,), certified)
     stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
     if sure:

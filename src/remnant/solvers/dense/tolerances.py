@@ -1,4 +1,4 @@
-"""The numbers that recovery from two checkpoints rests on, in one place."""
+"""The numbers that recovery through two dense layers rests on, in one place."""
 
 from __future__ import annotations
 
@@ -20,19 +20,36 @@ class Tolerances:
     faint: float = 1e-5
     """Singular values of the next layer's change are raised to this share of the largest. Smaller
     trusts directions that are mostly drift and rounding."""
+    dense: int = 256
+    """Records above which products replace a Gram matrix for each dual. Below, the matrix is
+    quicker; above, its cost, the square of their number, is what limits."""
 
-    # The search
+    # The search by reflections
     feature_weight: float = 2.0
-    """A distance in features counts so many times one in pre-activations. Larger follows the next
-    layer more closely, and bears less drift of the weights."""
+    """A distance in features, or in duals where these follow from signals, counts so many times one
+    in pre-activations. Larger follows the next layer more closely and keeps silent neurons silent,
+    but bears less drift of the weights."""
     end_weight: float = 0.1
     """Squared distances at the final weights, and of duals, count so many times those at the
     initial weights. Larger lets duals lead: better among few records, worse near the limit."""
     cosines: tuple[float, ...] = (1.0, 0.4, 0.6, 0.8)
     """The largest cosine between points of a round, and with points found; the next one after a
     round that brought little. Smaller finds other records, larger those that are alike."""
+    arrived: float = 3e-3
+    """Gap below which a point has arrived. Smaller waits longer for points that are solved for
+    exactly anyway."""
+    roughly: float = 0.15
+    """The same behind a noisy gradient, which keeps points from arriving."""
+    enough: float = 0.5
+    """Share of points to wait for. Smaller starts more searches, larger waits for the slowest."""
     gap: float = 0.4
-    """Points whose two projections are farther apart are no records. Larger tries more of them."""
+    """Points between two checkpoints whose projections are farther apart are no records. Larger
+    tries more of them."""
+    hurry: int = 200
+    """Iterations behind one gradient after which a single point is enough: where arrivals are
+    rare, even one makes the rest easier."""
+
+    # Duals between two checkpoints
     same_dual: float = 0.995
     """Duals with a larger cosine are one record's. Similar records of one class reach 0.96."""
     widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
@@ -42,6 +59,26 @@ class Tolerances:
     refits: tuple[float, ...] = (5e-3, 2e-3, 5e-4, 1e-4)
     """Entries below are zeros in one refit of a dual after the other. Coarse ones bear a rough
     dual, fine ones leave out small entries that are no zeros."""
+
+    # Records behind one gradient
+    clean: float = 1e-4
+    """Share of the first layer's gradient outside its leading directions, above which it is noisy
+    and only all records together are evidence."""
+    exact: float = 1e-4
+    """Residual of a record's equations; right ones stay below 1e-5, one wrong sign costs 1e-3."""
+    noisy: float = 0.3
+    """The same under noise. Larger tries more points that are no records."""
+    returned: float = 1e-4
+    """Share of the gradients that all records together may leave unexplained."""
+    solves: int = 400
+    """Iterations of conjugate gradients for a record's features and dual. Fewer leave records
+    inexact that fire nearly the same neurons."""
+
+    # Smooth activations
+    deviation: float = 1e-3
+    """Standard deviation of a record over its size; wrong ones are above 1e-2."""
+    refinements: int = 12
+    """Gauss-Newton steps on both sides of a record behind one gradient. They end by themselves."""
 
     # The certificate
     second: float = 1e-4
@@ -70,6 +107,8 @@ class Tolerances:
     """What a linear estimate of a squared error is multiplied by before it is stated; half as much
     again, or twice, for estimates whose error is told less well. Larger is exceeded by fewer
     records and certifies fewer."""
+    batch_safety: float = 36.0
+    """The same behind one gradient, where nothing drifts."""
 
 
 TOLERANCES = Tolerances()
