@@ -42,21 +42,14 @@ def search_on(
     problem: Problem, found: Found, search: Search, generator: torch.Generator
 ) -> tuple[Found, list[float]]:
     """Those found and more, until there are as many as the spectrum counts or nothing new comes;
-    and the number found after each round.
-
-    Removing a record from the span leaves nearly all of it, and most starts end there again. So
-    after a round that brought less than half of what was likely, points are kept apart: below the
-    next cosine of `Tolerances.cosines`.
-    """
+    and the number found after each round."""
 
     def once(found: Found, turn: int, barren: int) -> tuple[Found, int]:
         y, z, sure = find_records(problem, found, turn, barren, search, generator)
         new = new_duals(found, z, sure)
         likely = min(search.starts, problem.count - len(found))
-        if 2 * int(new.sum()) < likely:
-            turn = (turn + 1) % len(TOLERANCES.cosines)
         fresh = Found(y=y[new], z=z[new], residual=torch.zeros_like(y[new][:, 0]))
-        return found.with_more(fresh), turn
+        return found.with_more(fresh), next_turn(turn, len(fresh), likely)
 
     return in_rounds(
         once,
@@ -67,6 +60,13 @@ def search_on(
         patience=search.patience,
         generator=generator,
     )
+
+
+def next_turn(turn: int, new: int, likely: int) -> int:
+    """Which of `Tolerances.cosines` the next round keeps points apart by, after one that brought
+    `new` of as many as were likely: the next one if that was less than half. Removing a record
+    from the span leaves nearly all of it, and most starts would end there again."""
+    return turn if 2 * new >= likely else (turn + 1) % len(TOLERANCES.cosines)
 
 
 def find_records(
