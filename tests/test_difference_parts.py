@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from remnant.solvers.dense.certificate import at_least_usual
-from remnant.solvers.dense.decay import fit_decay, without_decay
 from remnant.solvers.dense.reflections import Signals, sent_out, wander
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import (
@@ -20,8 +19,7 @@ from remnant.solvers.dense.smooth import (
     squared_errors,
     without_odd,
 )
-from remnant.solvers.layers import Dense
-from remnant.solvers.spans import decompose
+from remnant.solvers.spans import decompose, fit_decay, without_decay
 from remnant.types import Evidence
 
 
@@ -48,7 +46,7 @@ def test_what_decay_did_is_taken_out_of_weights_and_biases(bias_factor):
     }
     vector = {name: end[name] - start[name] for name in start}
     evidence = Evidence(vector=vector, start=start, end=end, precision=1e-16)
-    cleaned, c = without_decay(evidence, Dense(weight="weight", bias="bias"))
+    cleaned, c = without_decay(evidence, "weight", "bias")
     assert c == pytest.approx(0.9, abs=1e-4)
     for name, change in moved.items():
         assert float((cleaned.vector[name] - change).abs().max()) < 1e-3

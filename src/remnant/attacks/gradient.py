@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
-from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -18,20 +17,20 @@ from remnant.attacks.outcome import (
     seen,
     stated_errors,
     status_of,
+    undo_convolutions,
     worst_of,
 )
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.blends import BLENDS, told_apart
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.one_gradient import BatchRecovery, leak_of, recover_batch
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.matching import Matching, match_gradient
+from remnant.solvers.labels import output_residuals
 from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.residuals import output_residuals
-from remnant.solvers.spans import SMALLEST_GAP, count_records
+from remnant.solvers.spans import BLENDS, count_records, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_equations import stacked
 from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span
@@ -238,7 +237,7 @@ def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -
     """The number of records from the gap, None without one; dead inputs may be all that is seen."""
     layer, _ = stacked(network, gradient)
     spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
-    return spectrum.count if spectrum.gap > SMALLEST_GAP else None
+    return spectrum.count if spectrum.gap > TOLERANCES.smallest_gap else None
 
 
 def conclude(

@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.ntk_rerun import polished
-from remnant.attacks.outcome import in_box, nothing, seen, stated_errors, status_of, worst_of
+from remnant.attacks.outcome import (
+    in_box,
+    nothing,
+    seen,
+    stated_errors,
+    status_of,
+    undo_convolutions,
+    worst_of,
+)
 from remnant.progress import task
-from remnant.solvers.blends import BLENDS, hides_more, told_apart
-from remnant.solvers.dense.decay import without_decay
 from remnant.solvers.dense.exact import Recovery, recover, recover_smooth
 from remnant.solvers.dense.problem import pose, pose_output
 from remnant.solvers.dense.rounds import Search
@@ -22,13 +27,17 @@ from remnant.solvers.dense.smooth import pose_smooth
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.spans import (
+    BLENDS,
     Decomposition,
     Spectrum,
     count_records,
     decompose,
+    hides_more,
     noise_precision,
     rounding_level,
     span_of,
+    told_apart,
+    without_decay,
 )
 from remnant.training.recipes import describe
 from remnant.types import Candidates, Evidence, Stated, Status, Target
@@ -141,7 +150,7 @@ def count_between(
         return evidence, parts, replace(spectrum, clear=clear), 1.0
     if spectrum.clear:
         return evidence, parts, spectrum, 1.0
-    undecayed, decay = without_decay(evidence, pair.first)
+    undecayed, decay = without_decay(evidence, pair.first.weight, pair.first.bias)
     parts_then = decompose(pair.first.affine(undecayed.vector))
     spectrum_then = count_records(parts_then.values, weights, evidence.precision)
     # Inputs that never fire change by decay alone: without it they leave a gap that is not one.

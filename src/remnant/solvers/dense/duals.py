@@ -39,7 +39,7 @@ def null_vectors(left: Tensor, z: Tensor, silent: Tensor, widths: Sequence[float
 
     Iteratively reweighted least squares of the penalty log(a^2 + width^2), a = left z, one step for
     each width. Neurons wrongly taken for silent (on in mid-training only, or of the wrong sign near
-    0) drop out instead of bending the answer. In single precision; `fit_to_zeros` makes duals exact.
+    0) drop out instead of bending the answer. In single precision; `fit_to_zeros` is exact.
     """
     chunk = 128 if left.shape[1] > TOLERANCES.dense else 8  # rows of products, or Gram matrices
     single, found = left.float(), []

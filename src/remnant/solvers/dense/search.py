@@ -2,7 +2,7 @@
 
 A round searches the part of the records' span that the duals found so far leave, from random starts
 (`reflections`). Each point that it ends at says which neurons its record leaves silent, and so what
-its dual is (`duals`). A dual that its zeros determine is a record's; the others are dropped, and the
+its dual is (`duals`). A dual that its zeros determine is a record's; others are dropped, and the
 next round goes on without the records found.
 """
 

@@ -196,8 +196,8 @@ def likely_sizes(
         least = 1 / math.sqrt(float(problem.last @ across) * len(problem.start))
         return least * torch.exp(math.log(largest) * draw)
     known = (found @ problem.start.T).square().mean(1).sqrt()
-    chosen: Tensor = known[(which * len(found)).long()]
-    return chosen * (like[0] + (like[1] - like[0]) * draw)
+    sizes: Tensor = known[(which * len(found)).long()] * (like[0] + (like[1] - like[0]) * draw)
+    return sizes
 
 
 def on_sphere(problem: SmoothProblem, frame: Tensor, u: Tensor, *, steps: int = 15) -> Tensor:
@@ -224,7 +224,8 @@ def on_sphere(problem: SmoothProblem, frame: Tensor, u: Tensor, *, steps: int = 
         return gram, gradient - (gradient * normal[:, :, 0]).sum(1, keepdim=True) * normal[:, :, 0]
 
     def move(at: Tensor, step: Tensor) -> Tensor:
-        return normalize(at + step, dim=1) * at.norm(dim=1, keepdim=True)
+        moved: Tensor = normalize(at + step, dim=1) * at.norm(dim=1, keepdim=True)
+        return moved
 
     return levenberg_marquardt(
         lambda u: cost(sphere, u, shares), tangential, u, steps=steps, move=move
