@@ -66,7 +66,7 @@ def seen(
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor, str]]]:
     """The outputs at inputs (k x shape), and of every dense layer, in order of evaluation, what
     enters it, what leaves it, and its name. In double precision."""
-    model = copy.deepcopy(model).double().eval().requires_grad_(True)
+    model, inputs = copy.deepcopy(model).double().eval(), inputs.detach().double()
     layers: list[tuple[Tensor, Tensor, str]] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -74,5 +74,5 @@ def seen(
                 lambda _, entered, left, name=name: layers.append((entered[0], left, name))
             )
     with torch.enable_grad():
-        outputs: Tensor = functional_call(model, dict(weights), (inputs.double(),))
+        outputs: Tensor = functional_call(model, dict(weights), (inputs.requires_grad_(),))
     return outputs, layers
