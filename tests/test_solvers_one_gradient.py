@@ -69,7 +69,8 @@ def leaked(count, widths, activation, *, seed=0, dtype=torch.float64, bias=True,
 
 
 def recover(held, **more):
-    return recover_batch(**(held | {"generator": torch.Generator().manual_seed(1)} | more))
+    given = {"generator": torch.Generator().manual_seed(1)} | more
+    return recover_batch(one_gradient.Layers(**held), **given)
 
 
 def errors(x, inputs):

@@ -24,7 +24,7 @@ from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.dense.certificate import spread_of
-from remnant.solvers.dense.one_gradient import BatchRecovery, leak_of, recover_batch
+from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, recover_batch
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.matching import Matching, match_gradient
@@ -128,25 +128,24 @@ class Gradient:
         deep = read_deep(target.model, evidence.vector)
         if not isinstance(deep, str) and smooth_end(deep):
             return self.one_smooth_layer(target, evidence, deep, generator)
-        recovery = recover_batch(
-            pair.first.affine(evidence.start),
-            pair.first.affine(evidence.vector),
-            evidence.start[pair.next.weight],
-            pair.next.affine(evidence.vector),
-            pair.activation,
-            count=target.knowledge.records,
-            precision=evidence.precision,
-            last=pair.last,
+        layers = Layers(
+            first=pair.first.affine(evidence.start),
+            first_gradient=pair.first.affine(evidence.vector),
+            next_weight=evidence.start[pair.next.weight],
+            next_gradient=pair.next.affine(evidence.vector),
+            activation=pair.activation,
             bias=pair.first.bias is not None,
+            last=pair.last,
+            precision=evidence.precision,
+        )
+        recovery = recover_batch(
+            layers,
+            count=target.knowledge.records,
             search=Search(starts=self.walkers, iterations=8000, patience=self.patience),
             generator=generator,
         )
-        if (
-            target.knowledge.records is None
-            and pair.first.bias is not None
-            and len(recovery.inputs)
-        ):
-            apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
+        if target.knowledge.records is None and layers.bias and len(recovery.inputs):
+            apart = told_apart(layers.first, recovery.inputs)
             blends = int((recovery.passed & ~apart).sum())
             reason = recovery.reason + (f"; {blends} of them {BLENDS}" if blends else "")
             recovery = replace(recovery, passed=recovery.passed & apart, reason=reason)

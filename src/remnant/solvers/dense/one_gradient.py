@@ -53,8 +53,9 @@ from remnant.solvers.spans import (
 class Layers:
     """What the adversary holds of two consecutive dense layers. float64.
 
-    first, first_gradient: w x (d+1) with the bias last, or w x d without one. next_weight: v x w.
-    next_gradient: v x w, or v x (w+1) with the bias last.
+    first, first_gradient: w x (d+1) with the bias last, or w x d without one, where only the next
+    layer's bias can fix the records' scale. next_weight: v x w. next_gradient: v x w, or v x (w+1)
+    with the bias last.
     """
 
     first: Tensor
@@ -92,46 +93,25 @@ class BatchRecovery:
 
 
 def recover_batch(
-    first: Tensor,
-    first_gradient: Tensor,
-    next_weight: Tensor,
-    next_gradient: Tensor,
-    activation: nn.Module,
+    layers: Layers,
     *,
     count: int | None = None,
-    precision: float,
-    last: bool,
-    generator: torch.Generator,
     search: Search | None = None,
-    bias: bool = True,
+    generator: torch.Generator,
 ) -> BatchRecovery:
-    """All records of the batch behind one gradient.
-
-    first, first_gradient: w x (d+1), the bias as last column (w x d with bias=False, where only
-    the next layer's bias can fix the records' scale). next_weight: v x w, of the next dense layer;
-    next_gradient: v x w, or v x (w+1) with its bias. count: None = read it off the spectrum.
-    precision: relative rounding of the gradient as stored. last: the next layer is the output.
-    """
-    layers = Layers(
-        first=first,
-        first_gradient=first_gradient,
-        next_weight=next_weight,
-        next_gradient=next_gradient,
-        activation=deepcopy(activation).double(),
-        bias=bias,
-        last=last,
-        precision=precision,
-    )
+    """All records of the batch behind one gradient. count: None = read it off the spectrum."""
+    layers = replace(layers, activation=deepcopy(layers.activation).double())
     check_shapes(layers)
-    parts = decompose(first_gradient)
-    spectrum = count_in_noise(parts.values, first_gradient, precision)
+    parts = decompose(layers.first_gradient)
+    gradient = layers.first_gradient
+    spectrum = count_in_noise(parts.values, gradient, layers.precision)
     counted = count or spectrum.count
     if counted > 1:
         obstacle = undetermined(layers, counted)
         if obstacle:
             return nothing(layers, spectrum, counted, obstacle)
     # Where columns differ in size, rounding is that of the largest.
-    least = precision * float(first_gradient.square().mean().sqrt())
+    least = layers.precision * float(gradient.square().mean().sqrt())
     noise = max(least, parts.noise(counted))
     search = search or Search(iterations=8000, patience=5)
     outcome = solve(layers, parts, noise, counted, search, generator)
