@@ -24,6 +24,11 @@ from remnant.solvers.numerics import times
 class Meeting(Protocol):
     """The linear spaces and the set. Parts are k x w each."""
 
+    @property
+    def length(self) -> float:
+        """Of a point of the set, about."""
+        ...
+
     def starts(self, count: int, generator: torch.Generator) -> list[Tensor]:
         """Random parts to start from."""
         ...
@@ -55,6 +60,11 @@ class Graph:
     @property
     def width(self) -> int:
         return len(self.features)
+
+    @property
+    def length(self) -> float:
+        firing = 1.5 + 0.5 * self.leak**2
+        return math.sqrt((firing if self.duals is None else 3.0) * self.width)
 
     @property
     def keep_apart(self) -> bool:
@@ -138,6 +148,10 @@ class Signals:
     a: Tensor  # w x n, likewise
     p: Tensor  # w x c, likewise: W_out's rows
     leak: float = 0.0
+
+    @property
+    def length(self) -> float:
+        return math.sqrt((2.5 + 0.5 * self.leak**2) * len(self.t))
 
     @property
     def keep_apart(self) -> bool:
@@ -241,7 +255,7 @@ def walk(meeting: Meeting, walkers: Walkers, iterations: int) -> Walkers:
         lines = meeting.project([2 * near - part for near, part in pairs])
         steps = [line - near for line, near in zip(lines, on_set, strict=True)]
         parts = [part + step for part, step in zip(parts, steps, strict=True)]
-    gap = torch.cat(steps, dim=1).norm(dim=1) / torch.cat(on_set, dim=1).norm(dim=1)
+    gap = torch.cat(steps, dim=1).norm(dim=1) / meeting.length
     better = (gap < walkers.gap)[:, None]
     pairs = zip(lines, walkers.best, strict=True)
     best = [torch.where(better, line, before) for line, before in pairs]
@@ -259,7 +273,7 @@ def wander(
     stride: int = 25,
     look_back: int = 6,
 ) -> Walkers:
-    """Walk until half have a gap below `arrived`, or one has after `hurry` iterations.
+    """Walk until most have a gap below `arrived`, or one has after `hurry` iterations.
 
     stalls: give up where the median gap has not fallen by a tenth over the last looks, one each
     `stride` iterations.

@@ -63,7 +63,7 @@ class Tolerances:
     exactly anyway."""
     roughly: float = 0.15
     """The same behind a noisy gradient, which keeps points from arriving."""
-    enough: float = 0.5
+    enough: float = 0.6
     """Share of points to wait for. Smaller starts more searches, larger waits for the slowest."""
     gap: float = 0.4
     """Points between two checkpoints whose projections are farther apart are no records. Larger
