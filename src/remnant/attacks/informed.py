@@ -23,7 +23,8 @@ from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.models import load_weights
-from remnant.solvers.difference.certificate import SURE, spread_of
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
 from remnant.solvers.replay.errors import squared_errors
@@ -353,7 +354,9 @@ def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidate
     data = target.scaling.to_data(records).float()
     boxed = bool(in_box(data, target.bounds).all())
     matched = bool(found.matched[0] & found.determined[0]) and boxed
-    passed = (error < SURE * spread_of(records.flatten(1).double())) & torch.tensor(matched)
+    passed = (error < TOLERANCES.sure * spread_of(records.flatten(1).double())) & torch.tensor(
+        matched
+    )
     stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
     words = replay_reason(found, boxed)
     if matched:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.models.stack import leaves as leaves
-from remnant.models.stack import working as working
+from remnant.models.stack import working
 from remnant.types import Weights
 
 _NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)

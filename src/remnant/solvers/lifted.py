@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from remnant.gradients import gram, inner_products, weighted_sum
+from remnant.models.stack import working
 from remnant.progress import task
-from remnant.solvers.layers import Dense, working
+from remnant.solvers.layers import Dense
 from remnant.solvers.spans import Decomposition, count_records, decompose
 from remnant.types import Evidence, Weights
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.gradients import gram, inner_products
+from remnant.models.stack import working
 from remnant.progress import Step, task
 from remnant.solvers.consensus import cluster
 from remnant.solvers.descent.objective import Objective, objective
 from remnant.solvers.descent.paper import normal
-from remnant.solvers.layers import working
 from remnant.types import Evidence
 
 

@@ -19,6 +19,7 @@ Kernel = Literal["linear", "rbf"]
 LABEL_ROWS = 2000  # shadows that tell the label: its one system for all labels is the largest
 PENALTIES = tuple(10.0**k for k in range(-8, 2))  # relative to the kernel's mean diagonal
 
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standard:
     """What is seen of a model, made comparable with the shadows: zero mean and unit variance in

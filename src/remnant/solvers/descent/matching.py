@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.progress import Step, task
-from remnant.solvers.batch.label_counts import infer_labels
+from remnant.solvers.descent.label_counts import infer_labels
 from remnant.training import loss_named
 from remnant.types import Weights
 

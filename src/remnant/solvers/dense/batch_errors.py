@@ -11,12 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remnant.solvers.batch.frames import Frames
-from remnant.solvers.batch.graph_search import Found, slopes
-from remnant.solvers.batch.output_search import Spaces
-
-SAFETY = 36.0  # of squared errors: noise of a gradient is not even
-ROUNDING = 1e-15  # of a Gram matrix in double precision
+from remnant.solvers.dense.batch_search import Spaces, slopes
+from remnant.solvers.dense.frames import Frames
+from remnant.solvers.dense.rounds import Found
+from remnant.solvers.dense.tolerances import TOLERANCES
 
 
 def graph_errors(
@@ -24,9 +22,9 @@ def graph_errors(
 ) -> Tensor:
     """k: squared errors of records that were found by their features. noise: r x r, the squared
     length that noise has in each direction of the frame of pre-activations."""
-    slope, sure = slopes(found.t, leak, 0.02)
+    slope, sure = slopes(found.y @ frames.t.T, leak, 0.02)
     errors = unknown(found)
-    for i, y in enumerate(found.t @ frames.t):
+    for i, y in enumerate(found.y):
         turned, beside = (slope[i] * sure[i])[:, None] * frames.t, sure[i][:, None] * frames.h
         variance, factor = doubt(turned, beside, sure[i].sum(), y, noise)
         size = unit_of(y @ to_record, bias)
@@ -42,8 +40,8 @@ def dual_errors(
     """n: squared errors of records (n x (d+1)) that follow from all duals together: a dual that is
     off by a share of another one mixes so much of its own record into that one's. noise: n x n, as
     above, of the frame of duals."""
-    slope, sure = slopes(found.t, leak, 1e-3)
-    duals = found.a @ spaces.a
+    slope, sure = slopes(found.y @ spaces.t.T, leak, 1e-3)
+    duals = found.z
     own = torch.linalg.pinv(duals.T)  # n x n: row i times the core is record i
     size = unit_of(records, bias)
     apart = torch.cdist(upright(records, bias), upright(records, bias)).square()
@@ -75,8 +73,10 @@ def doubt(
     variance = (rows @ own).square().sum() / spare
     gram = rows.T @ rows
     size = gram.trace()
-    gram = gram - SAFETY * noise + size / own.square().sum() * torch.outer(own, own)
-    gram.diagonal().sub_(ROUNDING * size)
+    gram = (
+        gram - TOLERANCES.batch_safety * noise + size / own.square().sum() * torch.outer(own, own)
+    )
+    gram.diagonal().sub_(4 * torch.finfo(gram.dtype).eps * size)
     factor, failed = torch.linalg.cholesky_ex(gram)
     return torch.where(failed == 0, variance, torch.inf), factor
 

@@ -1,9 +1,9 @@
-"""The search for records one round at a time: points of the span, then the dual of each.
+"""The search between two checkpoints: points of the records' span, then the dual of each.
 
 A round searches the part of the records' span that the duals found so far leave, from random starts
-(`graph`; `signals` before an output layer). Each point that it ends at says which neurons its
-record leaves silent, and so what its dual is (`duals`, `zeros`). A dual that its zeros determine is
-a record's; the others are dropped, and the next round goes on without the records found.
+(`reflections`). Each point that it ends at says which neurons its record leaves silent, and so what
+its dual is (`duals`). A dual that its zeros determine is a record's; others are dropped, and the
+next round goes on without the records found.
 """
 
 from __future__ import annotations
@@ -15,61 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.checkpoints import checkpoint
-from remnant.progress import task
-from remnant.solvers.algebra import apart, complement, damped_cholesky, eigenvectors
-from remnant.solvers.difference import signals
-from remnant.solvers.difference.duals import null_vectors, silent_neurons
-from remnant.solvers.difference.graph import Spaces, find_points, refine_points
-from remnant.solvers.difference.problem import Problem
-from remnant.solvers.difference.signals import find_signals
-from remnant.solvers.difference.tolerances import TOLERANCES
-from remnant.solvers.difference.zeros import determined, fit_to_zeros
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """Settings of the search. Nothing depends on the clock, so a seed decides the result."""
-
-    starts: int = 32  # points searched for at a time
-    # Reflections of a round: three times as many after a round that found nothing, half of them
-    # where points are kept apart, which arrive sooner.
-    iterations: int = 300
-    patience: int = 12  # rounds without a new record before giving up
-    repairs: int = 5  # searches anew for records that contradict their duals
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """Records found so far: duals z and points y (k x n each), unit rows."""
-
-    z: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.z)
-
-    def take(self, which: Tensor) -> Found:
-        return Found(z=self.z[which], y=self.y[which])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What a round of the search does otherwise than the one before."""
-
-    barren: int = 0  # rounds without a new record
-    turn: int = 0  # of `cosines`
-
-    @property
-    def cosine(self) -> float:
-        return TOLERANCES.cosines[self.turn]
-
-    def after(self, new: int, likely: int) -> Round:
-        """The next round, after one that brought `new` of as many as were likely: with the next
-        cosine if that was less than half. Removing a record from the span leaves nearly all of it,
-        and most starts end there again unless points are kept apart."""
-        turn = self.turn if 2 * new >= likely else (self.turn + 1) % len(TOLERANCES.cosines)
-        return Round(barren=0 if new else self.barren + 1, turn=turn)
+from remnant.solvers.dense.duals import determined, fit_to_zeros, null_vectors, silent_neurons
+from remnant.solvers.dense.problem import Problem
+from remnant.solvers.dense.reflections import Graph, Signals, sent_out, wander
+from remnant.solvers.dense.rounds import Found, Search, in_rounds
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import apart, complement, damped_cholesky, eigenvectors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,11 +29,7 @@ class Ground:
 
     basis: Tensor  # n x r, orthonormal columns
     triangle: Tensor  # r x r: takes coordinates in the basis to those in the spaces
-    spaces: Spaces | signals.Spaces
-
-    @property
-    def keep_apart(self) -> bool:
-        return isinstance(self.spaces, Spaces) and self.spaces.keep_apart
+    meeting: Graph | Signals
 
     def points(self, coordinates: Tensor) -> Tensor:
         """y (k x n) of coordinates (k x r) in the spaces."""
@@ -92,33 +39,43 @@ class Ground:
 
 
 def search_on(
-    problem: Problem, found: Found, series: list[float], search: Search, generator: torch.Generator
-) -> Found:
-    """Those found and more, until there are as many as the spectrum counts or nothing new comes.
+    problem: Problem, found: Found, search: Search, generator: torch.Generator
+) -> tuple[Found, list[float]]:
+    """Those found and more, until there are as many as the spectrum counts or nothing new comes;
+    and the number found after each round."""
 
-    Extends `series` by the number found after each round.
-    """
-    n, now = problem.count, Round()
-    kept = checkpoint("exact", problem, found, series, search, generator=generator)
-    if kept.state is not None:
-        parts, series[:], way = kept.state
-        found, now = Found(**parts), Round(**way)
-    with task("searching for records", n) as step:
-        step(len(found))
-        while len(found) < n and now.barren < search.patience:
-            y, z, sure = find_records(problem, found, now, search, generator)
-            new = new_duals(found, z, sure)
-            now = now.after(int(new.sum()), min(search.starts, n - len(found)))
-            found = Found(z=torch.cat([found.z, z[new]]), y=torch.cat([found.y, y[new]]))
-            step(int(new.sum()), note=f"{len(found)} of {n}")
-            series.append(float(len(found)))
-            if kept.due():
-                kept.save([found, series, now])
-    return found
+    def once(found: Found, turn: int, barren: int) -> tuple[Found, int]:
+        y, z, sure = find_records(problem, found, turn, barren, search, generator)
+        new = new_duals(found, z, sure)
+        likely = min(search.starts, problem.count - len(found))
+        fresh = Found(y=y[new], z=z[new], residual=torch.zeros_like(y[new][:, 0]))
+        return found.with_more(fresh), next_turn(turn, len(fresh), likely)
+
+    return in_rounds(
+        once,
+        found,
+        0,
+        given=(problem, search),
+        restore=int,
+        patience=search.patience,
+        generator=generator,
+    )
+
+
+def next_turn(turn: int, new: int, likely: int) -> int:
+    """Which of `Tolerances.cosines` the next round keeps points apart by, after one that brought
+    `new` of as many as were likely: the next one if that was less than half. Removing a record
+    from the span leaves nearly all of it, and most starts would end there again."""
+    return turn if 2 * new >= likely else (turn + 1) % len(TOLERANCES.cosines)
 
 
 def find_records(
-    problem: Problem, found: Found, now: Round, search: Search, generator: torch.Generator
+    problem: Problem,
+    found: Found,
+    turn: int,
+    barren: int,
+    search: Search,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points y and duals z (k x n each) of a round, and whether their zeros determine them (k).
 
@@ -127,8 +84,8 @@ def find_records(
     that does not do either, duals begin from what the points alone say.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
-    ground = ground_of(problem, basis, found, now.cosine)
-    y, rough = find_rough(problem, ground, now, search, generator)
+    ground = ground_of(problem, basis, found, TOLERANCES.cosines[turn])
+    y, rough = find_rough(problem, ground, barren, search, generator)
     z, sure = fit_duals(problem, y, rough)
     if problem.signals is None and not bool(sure.any()):
         y = refined(problem, basis, y)
@@ -141,23 +98,24 @@ def find_records(
 
 
 def find_rough(
-    problem: Problem, ground: Ground, now: Round, search: Search, generator: torch.Generator
+    problem: Problem, ground: Ground, barren: int, search: Search, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Different points y (k x n) of the ground and rough duals z (k x n)."""
+    """Different points y (k x n) of the ground, smallest gaps first, and rough duals z (k x n)."""
+    meeting = ground.meeting
     starts = min(search.starts, max(8, 2 * ground.basis.shape[1]))
-    iterations = search.iterations * (3 if now.barren else 1)
-    if ground.keep_apart:
+    iterations = search.iterations * (3 if barren else 1)
+    if meeting.keep_apart:
         iterations = (iterations + 1) // 2
-    if isinstance(ground.spaces, Spaces):
-        points = find_points(ground.spaces, starts, generator=generator, iterations=iterations)
-    else:
-        points = find_signals(ground.spaces, starts, generator=generator, iterations=iterations)
-    near = max(4, int((points.gap < TOLERANCES.gap).sum()))
-    y = oriented_points(problem, ground.points(points.coordinates[:near]))
+    graph = isinstance(meeting, Graph)
+    begun = sent_out(meeting.starts(starts, generator))
+    walkers = wander(meeting, begun, iterations=iterations, stalls=graph)
+    walkers = walkers.take(walkers.gap.argsort())
+    near = max(4, int((walkers.gap < TOLERANCES.gap).sum()))
+    y = oriented_points(problem, ground.points(meeting.coordinates(walkers.best)[:near]))
     one = (y @ problem.span.right[:, -1:]).clamp(min=1e-12)
     kept = apart(y / one, 0.1)
-    left = problem.span.left / math.sqrt(len(problem.start))
-    return y[kept], points.dual[:near][kept].double() @ left
+    dual = walkers.best[3 if graph else 1][:near][kept]
+    return y[kept], dual.double() @ problem.span.left / math.sqrt(len(problem.start))
 
 
 def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> Ground:
@@ -166,8 +124,8 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
     left = problem.span.left / math.sqrt(len(problem.start))
     if problem.signals is not None:
         ends, triangle = torch.linalg.qr(problem.start @ basis)
-        three = (ends.float(), left.float(), problem.signals.float())
-        return Ground(basis=basis, triangle=triangle, spaces=three)
+        signals = Signals(t=ends.float(), a=left.float(), p=problem.signals.float())
+        return Ground(basis=basis, triangle=triangle, meeting=signals)
     # Orthonormal columns by the Gram matrix: those of random weights are far from dependent.
     across = problem.gram @ basis
     triangle = damped_cholesky((basis.T @ across)[None], 1e-13)[0].T
@@ -178,14 +136,14 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
 
     length = (found.y * (found.y @ problem.gram)).sum(1, keepdim=True).sqrt()
     dtype = problem.search_dtype
-    spaces = Spaces(
+    graph = Graph(
         ends=(problem.ends.float() @ divided(basis).float()).to(dtype),
-        soft=problem.soft.to(dtype),
+        features=problem.soft.to(dtype),
         duals=left.to(dtype),
         found=divided(found.y / length @ across).float(),
         cosine=cosine if basis.shape[1] >= 4 else 1.0,
     )
-    return Ground(basis=basis, triangle=triangle, spaces=spaces)
+    return Ground(basis=basis, triangle=triangle, meeting=graph)
 
 
 def fit_duals(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,7 +207,7 @@ def soft_projector_on(rows: Tensor, ridge: float = 1 / 30) -> Tensor:
 
 def refined(problem: Problem, basis: Tensor, y: Tensor) -> Tensor:
     """Points (k x n) of the span of `basis` whose features the next layer's change has most of."""
-    better, _ = refine_points(problem.start @ basis, problem.penalty(), y @ basis, iterations=5)
+    better = refine_points(problem.start @ basis, problem.penalty(), y @ basis, iterations=5)
     return oriented_points(problem, better @ basis.T)
 
 
@@ -257,3 +215,32 @@ def oriented_points(problem: Problem, y: Tensor) -> Tensor:
     """Unit rows (k x n) along y, of the sign that makes the input of the bias positive."""
     last = problem.span.right[:, -1]
     return normalize(y, dim=1) * torch.where(y @ last < 0, -1.0, 1.0)[:, None]
+
+
+def refine_points(
+    basis: Tensor, penalty: Tensor, y: Tensor, *, iterations: int, chunk: int = 8
+) -> Tensor:
+    """Unit rows near those of y (k x r) with least |penalty relu(basis y)|^2 / |relu(basis y)|^2:
+    points whose features the next layer's change contains most of.
+
+    basis: w x r. penalty: w x w, see `Problem.penalty`. Each iteration fixes the softened mask of
+    firing neurons and takes two inverse power steps of what then is a quotient of quadratics.
+    """
+    basis32, better = basis.float(), []
+    for rows in y.float().split(chunk):
+        for i in range(iterations):
+            sharpness = 0.1 * 0.1 ** (i / max(1, iterations - 1))  # 0.1 -> 0.01 of the spread
+            t = rows @ basis32.T
+            mask = torch.sigmoid(t / (sharpness * t.std(1, keepdim=True)))
+            masked = mask[:, :, None] * basis32
+            cost = torch.matmul(penalty, masked)
+            factor = damped_cholesky(torch.matmul(cost.mT, cost).double(), 1e-7)
+            bottom = torch.matmul(masked.mT, masked).double()
+            z = rows.double()[:, :, None]
+            for _ in range(2):
+                z = normalize(torch.cholesky_solve(bottom @ z, factor), dim=1)
+            flat = z[:, :, 0]
+            flat = flat * torch.sign((flat * rows).sum(1, keepdim=True))
+            rows = flat.float()
+        better.append(flat)
+    return torch.cat(better)

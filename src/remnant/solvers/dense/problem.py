@@ -9,9 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from remnant.solvers.algebra import eigenvectors
-from remnant.solvers.difference.duals import DENSE
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import eigenvectors
 from remnant.solvers.spans import Span
 
 
@@ -42,7 +41,7 @@ class Problem:
         """What the search multiplies in. Many records in a wide network bear rounding to 8 bits,
         which takes a third of the time on processors that have such products."""
         quick = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-        wide = self.count > DENSE and len(self.start) > 6 * self.count
+        wide = self.count > TOLERANCES.dense and len(self.start) > 6 * self.count
         return torch.bfloat16 if wide and quick() else torch.float32
 
     @cached_property

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remnant.solvers.algebra import complement
+from remnant.solvers.numerics import complement
 from remnant.solvers.spans import Parts
 
 

@@ -2,8 +2,8 @@
 
 M1, the gradient of the first layer with its bias, has the number of records as its rank and their
 span as its row space. What the next dense layer adds decides the rest: its gradient M2 if it has as
-many rows as the batch has records (`graph_search`; `smooth_graph` for smooth activations), only its
-weight otherwise (`output_search`). A single record needs neither. Nothing is called complete unless
+many rows as the batch has records (`batch_search`; `smooth` for smooth activations), only its
+weight otherwise. A single record needs neither. Nothing is called complete unless
 the records, put through the layers again, give back both gradients (`resimulate`).
 """
 
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
-from remnant.solvers.batch.errors import (
-    SAFETY,
+from remnant.solvers.dense.batch_errors import (
     dual_errors,
     graph_errors,
     outside_span,
@@ -26,23 +25,37 @@ from remnant.solvers.batch.errors import (
     unknown,
     upright,
 )
-from remnant.solvers.batch.frames import first_side, pose_frames
-from remnant.solvers.batch.graph_search import Found, search_graph, settle
-from remnant.solvers.batch.output_search import Spaces, polish, search_signals
-from remnant.solvers.batch.resimulate import Resimulation, resimulate
-from remnant.solvers.batch.smooth_graph import search_smooth
-from remnant.solvers.batch.smooth_problem import SmoothProblem
-from remnant.solvers.batch.tolerances import Tolerances
-from remnant.solvers.difference.certificate import SURE, spread_of
-from remnant.solvers.spans import Decomposition, Parts, Spectrum, count_in_noise, decompose
+from remnant.solvers.dense.batch_search import (
+    Limits,
+    Spaces,
+    search_graph,
+    search_signals,
+    settle,
+    settle_duals,
+)
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.frames import first_side, pose_frames
+from remnant.solvers.dense.resimulate import Resimulation, resimulate
+from remnant.solvers.dense.rounds import Found, Search
+from remnant.solvers.dense.smooth import pose_smooth, search_smooth
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.spans import (
+    Decomposition,
+    Parts,
+    Spectrum,
+    count_in_noise,
+    decompose,
+    rounding_level,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layers:
     """What the adversary holds of two consecutive dense layers. float64.
 
-    first, first_gradient: w x (d+1) with the bias last, or w x d without one. next_weight: v x w.
-    next_gradient: v x w, or v x (w+1) with the bias last.
+    first, first_gradient: w x (d+1) with the bias last, or w x d without one, where only the next
+    layer's bias can fix the records' scale. next_weight: v x w. next_gradient: v x w, or v x (w+1)
+    with the bias last.
     """
 
     first: Tensor
@@ -51,6 +64,8 @@ class Layers:
     next_gradient: Tensor
     activation: nn.Module
     bias: bool
+    last: bool  # the next layer is the output
+    precision: float  # relative rounding of the gradients
 
     @property
     def width(self) -> int:
@@ -66,63 +81,41 @@ class BatchRecovery:
     """
 
     inputs: Tensor  # k x d
-    duals: Tensor  # k x w, up to scale
-    graph_residual: Tensor  # k: how far f(t) is from the features, or the deviation if f is smooth
-    dual_residual: Tensor  # k: how far the dual is from f'(t) times a signal, relative
+    residual: Tensor  # k: how far features and dual are from their equations, or the deviation
     passed: Tensor  # k, bool
     counted: int
     spectrum: Spectrum
     complete: bool
-    rounds: int
-    found: list[float]  # after each round
+    found: list[float]  # number of records after each round
     resimulation: Resimulation | None
     error: Tensor  # k: the squared error to expect (L2, in the model's scale)
     reason: str  # in a sentence
 
 
 def recover_batch(
-    first: Tensor,
-    first_gradient: Tensor,
-    next_weight: Tensor,
-    next_gradient: Tensor,
-    activation: nn.Module,
+    layers: Layers,
     *,
     count: int | None = None,
-    precision: float,
-    last: bool,
+    search: Search | None = None,
     generator: torch.Generator,
-    settings: Tolerances | None = None,
-    bias: bool = True,
 ) -> BatchRecovery:
-    """All records of the batch behind one gradient.
-
-    first, first_gradient: w x (d+1), the bias as last column (w x d with bias=False, where only
-    the next layer's bias can fix the records' scale). next_weight: v x w, of the next dense layer;
-    next_gradient: v x w, or v x (w+1) with its bias. count: None = read it off the spectrum.
-    precision: relative rounding of the gradient as stored. last: the next layer is the output.
-    """
-    layers = Layers(
-        first=first,
-        first_gradient=first_gradient,
-        next_weight=next_weight,
-        next_gradient=next_gradient,
-        activation=deepcopy(activation).double(),
-        bias=bias,
-    )
+    """All records of the batch behind one gradient. count: None = read it off the spectrum."""
+    layers = replace(layers, activation=deepcopy(layers.activation).double())
     check_shapes(layers)
-    parts = decompose(first_gradient)
-    spectrum = count_in_noise(parts.values, first_gradient, precision)
+    parts = decompose(layers.first_gradient)
+    gradient = layers.first_gradient
+    spectrum = count_in_noise(parts.values, gradient, layers.precision)
     counted = count or spectrum.count
     if counted > 1:
-        obstacle = undetermined(layers, counted, last)
+        obstacle = undetermined(layers, counted)
         if obstacle:
             return nothing(layers, spectrum, counted, obstacle)
     # Where columns differ in size, rounding is that of the largest.
-    least = precision * float(first_gradient.square().mean().sqrt())
+    least = layers.precision * float(gradient.square().mean().sqrt())
     noise = max(least, parts.noise(counted))
-    settings = settings or Tolerances()
-    outcome = solve(layers, parts, noise, counted, last, settings, generator)
-    return conclude(layers, parts, spectrum, counted, outcome, settings)
+    search = search or Search(iterations=8000, patience=5)
+    outcome = solve(layers, parts, noise, counted, search, generator)
+    return conclude(layers, parts, spectrum, counted, outcome)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,6 +124,7 @@ class Outcome:
     errors (k), one standard deviation, with a bias' 1 or else at unit length."""
 
     found: Found
+    series: list[float]  # number of records after each round
     records: Tensor
     exact: bool
     error: Tensor
@@ -141,77 +135,87 @@ def solve(
     parts: Decomposition,
     noise: float,
     counted: int,
-    last: bool,
-    settings: Tolerances,
+    search: Search,
     generator: torch.Generator,
 ) -> Outcome:
     """The search that fits the activation and the next layer. noise: of an entry of M1."""
-    leak = leak_of(layers.activation)
-    tail = parts.tail(counted)
-    clean = tail < settings.clean
-    tolerance = settings.exact if clean else settings.noisy
+    leak, clean = leak_of(layers.activation), parts.tail(counted) < TOLERANCES.clean
+    limits = Limits()
     if not clean:
-        settings = replace(settings, arrived=settings.roughly)
-    leading = parts.parts(counted)
+        limits = Limits(arrived=TOLERANCES.roughly, residual=TOLERANCES.noisy)
     if counted == 1:
         return single(layers, parts, noise)
     if leak is None:
-        problem = pose_smooth(layers, leading)
-        tolerance = settings.smooth if clean else settings.noisy
-        found = search_smooth(problem, settings, tolerance, generator)
-        records = (found.t @ problem.t) @ problem.to_record
-        error = found.graph_residual.square() * upright(records, layers.bias).square().sum(1)
-        shares = found.t @ problem.t @ problem.inverse1
-        beside = outside_span(records, shares, noise, layers.bias)
-        return Outcome(found=found, records=records, exact=True, error=error + beside)
-    if last or counted > len(layers.next_weight):
-        frame, inverse, to_record = first_side(layers.first, leading)
-        signals = torch.linalg.qr(layers.next_weight.T)[0]
-        spaces = Spaces(t=frame, a=leading[0], p=signals, inverse1=inverse)
-        found = search_signals(spaces, leak, settings, tolerance, generator)
-        if len(found) < counted:
-            records = (found.t @ frame) @ to_record
-            return Outcome(found=found, records=records, exact=False, error=unknown(found))
-        found, records = polish(spaces, to_record, found, layers.first, leak, settings)
-        blur = layers.width * (noise / leading[1]).square().diag()
-        error = dual_errors(spaces, found, records, leak, layers.bias, blur)
-        own = torch.linalg.pinv((found.a @ spaces.a).T)
-        beside = outside_span(records, own, noise, layers.bias)
-        return Outcome(found=found, records=records, exact=True, error=error + beside)
+        limit = TOLERANCES.deviation if clean else TOLERANCES.noisy
+        return solve_smooth(layers, parts.parts(counted), noise, search, limit, generator)
+    if layers.last or counted > len(layers.next_weight):
+        given = (search, limits, generator)
+        return solve_signals(layers, parts.parts(counted), noise, leak, *given)
     next_parts = decompose(layers.next_gradient[:, : layers.width]).parts(counted)
+    leading = parts.parts(counted)
     frames, to_record = pose_frames(layers.first, layers.next_weight, leading, next_parts)
-    found = search_graph(frames, leak, settings, tolerance, generator)
-    inexact = len(found) > 0 and float(found.graph_residual.max()) > 0.1 * settings.exact
+    found, series = search_graph(frames, leak, search, limits, generator)
+    inexact = len(found) > 0 and float(found.residual.max()) > 0.1 * TOLERANCES.exact
     if len(found) < counted or not clean or inexact:
-        found = settle(frames, found, leak, settings)
-    records = (found.t @ frames.t) @ to_record
+        found = settle(frames, found, leak)
+    records = found.y @ to_record
     blur = layers.first.square().sum() * noise**2 * frames.inverse1 @ frames.inverse1.T
     error = graph_errors(frames, to_record, found, leak, layers.bias, blur)
-    beside = outside_span(records, found.t @ frames.t @ frames.inverse1, noise, layers.bias)
-    return Outcome(found=found, records=records, exact=True, error=error + beside)
+    beside = outside_span(records, found.y @ frames.inverse1, noise, layers.bias)
+    return Outcome(found=found, series=series, records=records, exact=True, error=error + beside)
 
 
-def pose_smooth(layers: Layers, parts: Parts) -> SmoothProblem:
-    """The problem of a smooth activation."""
-    frame, inverse, to_record = first_side(layers.first, parts)
-    left, _, right = decompose(layers.next_gradient).parts(len(parts[1]))
-    gradient = layers.first_gradient
-    if layers.bias:  # the nearest point to 0 whose record ends with 1
-        size = 1 / float(to_record[:, -1].norm())
-    else:
-        share = (gradient @ layers.first.T).norm() / gradient.norm()
-        size = 0.1 * float(share) * math.sqrt(gradient.shape[1])
-    return SmoothProblem(
-        activation=layers.activation,
-        t=frame,
-        to_record=to_record,
-        bias=layers.bias,
-        features=right.T.contiguous(),
-        a=parts[0],
-        p=torch.linalg.qr(layers.next_weight.T @ left)[0],
-        inverse1=inverse,
-        size=size / math.sqrt(layers.width),
+def solve_smooth(
+    layers: Layers,
+    leading: Parts,
+    noise: float,
+    search: Search,
+    limit: float,
+    generator: torch.Generator,
+) -> Outcome:
+    """Every record of a smooth activation is exact on its own. limit: its largest deviation."""
+    n = len(leading[1])
+    values = torch.linalg.svdvals(layers.next_gradient)
+    rounding = rounding_level(layers.next_gradient, layers.precision)
+    level = max(rounding, *values[n : n + 1].tolist())
+    problem = pose_smooth(
+        leading,
+        layers.activation,
+        layers.first,
+        layers.next_gradient,
+        level=level,
+        next_weight=layers.next_weight,
     )
+    narrower = replace(search, starts=min(search.starts, 16))  # each costs a matrix
+    found, series = search_smooth(problem, narrower, limit, generator)
+    records = found.y @ problem.right
+    error = found.residual.square() * upright(records, layers.bias).square().sum(1)
+    beside = outside_span(records, found.y / problem.scale, noise, layers.bias)
+    return Outcome(found=found, series=series, records=records, exact=True, error=error + beside)
+
+
+def solve_signals(
+    layers: Layers,
+    leading: Parts,
+    noise: float,
+    leak: float,
+    search: Search,
+    limits: Limits,
+    generator: torch.Generator,
+) -> Outcome:
+    """Before the output layer, or one too narrow for the batch: all duals give all records."""
+    frame, inverse, to_record = first_side(layers.first, leading)
+    signals = torch.linalg.qr(layers.next_weight.T)[0]
+    spaces = Spaces(t=frame, a=leading[0], p=signals, inverse1=inverse)
+    found, series = search_signals(spaces, leak, search, limits, generator)
+    if len(found) < len(leading[1]):
+        rough, error = found.y @ to_record, unknown(found)
+        return Outcome(found=found, series=series, records=rough, exact=False, error=error)
+    found, records = settle_duals(spaces, to_record, found, layers.first, leak)
+    blur = layers.width * (noise / leading[1]).square().diag()
+    error = dual_errors(spaces, found, records, leak, layers.bias, blur)
+    beside = outside_span(records, torch.linalg.pinv(found.z.T), noise, layers.bias)
+    return Outcome(found=found, series=series, records=records, exact=True, error=error + beside)
 
 
 def check_shapes(layers: Layers) -> None:
@@ -238,14 +242,17 @@ def leak_of(activation: nn.Module) -> float | None:
     return None
 
 
-def undetermined(layers: Layers, count: int, last: bool) -> str:
+def undetermined(layers: Layers, count: int) -> str:
     """Why so many records cannot be told apart, or nothing."""
     width, columns = layers.first.shape
     outputs = len(layers.next_weight)
     if count >= min(width, columns):
         return f"{count} records fill the first layer ({width} x {columns}): no span to search in"
-    if last or count > outputs:
-        if leak_of(layers.activation) is None:
+    smooth = leak_of(layers.activation) is None
+    if smooth and not layers.bias:
+        return "without a bias in the first layer nothing fixes the size of a record"
+    if layers.last or count > outputs:
+        if smooth:
             name = type(layers.activation).__name__
             return f"{name} before the output layer leaves nothing exact to search on"
         if count + outputs >= width:
@@ -266,16 +273,12 @@ def single(layers: Layers, parts: Decomposition, noise: float) -> Outcome:
         # A dual is larger on neurons that fire, which tells the record from its negative.
         record = record * torch.sign((parts.left[:, 0].abs() * t).sum())
     residual = torch.tensor([parts.tail(1)], dtype=torch.float64)
-    found = Found(
-        t=(layers.first @ record)[None],
-        a=parts.left[:, :1].T,
-        graph_residual=residual,
-        dual_residual=residual,
-        series=[0.0, 1.0],
-    )
+    one = torch.ones(1, 1, dtype=torch.float64)
+    found = Found(y=one, z=one, residual=residual)
     share = record.norm() / parts.values[:1, None]
     error = outside_span(record[None], share, noise, layers.bias)
-    return Outcome(found=found, records=record[None], exact=True, error=error)
+    series = [0.0, 1.0]
+    return Outcome(found=found, series=series, records=record[None], exact=True, error=error)
 
 
 def conclude(
@@ -284,19 +287,18 @@ def conclude(
     spectrum: Spectrum,
     counted: int,
     outcome: Outcome,
-    settings: Tolerances,
 ) -> BatchRecovery:
     """Scale the records, put them through the layers again, and say what holds."""
     found, tail = outcome.found, parts.tail(counted)
     full = len(found) == counted
     records, scaled, doubt = fix_scale(layers, outcome.records, full)
     smooth = leak_of(layers.activation) is None
-    tolerance = settings.exact if tail < settings.clean else settings.noisy
-    tolerance = settings.smooth if smooth else tolerance
+    tolerance = TOLERANCES.exact if tail < TOLERANCES.clean else TOLERANCES.noisy
+    tolerance = TOLERANCES.deviation if smooth else tolerance
     # Without the others no gradient is given back, which would betray a mixture of like records.
     alone = tolerance if full else 0.1 * tolerance
-    passed = (found.graph_residual < alone) & (found.dual_residual < alone)
-    passed &= torch.isfinite(records).all(1) & torch.tensor(outcome.exact and scaled)
+    passed = (found.residual < alone) & torch.isfinite(records).all(1)
+    passed &= torch.tensor(outcome.exact and scaled)
     again, complete = None, False
     if full and scaled:
         again = resimulate(
@@ -309,28 +311,25 @@ def conclude(
         )
         # Under noise signs near 0 flip and cost more than the noise, but less than a wrong record.
         noise = min(20 * tail, 0.3 / math.sqrt(counted))
-        complete = max(again.first, again.next) < max(settings.returned, noise)
+        complete = max(again.first, again.next) < max(TOLERANCES.returned, noise)
         # Where f is nearly linear, mixtures of records give back nearly the same gradient.
         complete = complete and (bool(passed.all()) or not smooth)
         passed = passed | complete
-    if (
-        tail > settings.clean
-    ):  # one record's residual tells too little there, all records together do
+    if tail > TOLERANCES.clean:  # one record tells too little there, all records together do
         passed = passed & torch.tensor(complete)
     size = records.square().sum(1)
-    error = SAFETY * (outcome.error * (1.0 if layers.bias else size) + doubt * size)
-    passed = passed & (error < SURE * spread_of(records))
+    error = TOLERANCES.batch_safety * (
+        outcome.error * (1.0 if layers.bias else size) + doubt * size
+    )
+    passed = passed & (error < TOLERANCES.sure * spread_of(records))
     return BatchRecovery(
         inputs=records[:, :-1] if layers.bias else records,
-        duals=found.a,
-        graph_residual=found.graph_residual,
-        dual_residual=found.dual_residual,
+        residual=found.residual,
         passed=passed,
         counted=counted,
         spectrum=spectrum,
         complete=complete,
-        rounds=found.rounds,
-        found=found.series,
+        found=outcome.series,
         resimulation=again,
         error=error,
         reason=reason_of(len(found), int(passed.sum()), counted, complete, scaled),
@@ -378,14 +377,11 @@ def nothing(layers: Layers, spectrum: Spectrum, counted: int, reason: str) -> Ba
     none = torch.zeros(0, dtype=torch.float64)
     return BatchRecovery(
         inputs=torch.zeros(0, columns, dtype=torch.float64),
-        duals=torch.zeros(0, layers.width, dtype=torch.float64),
-        graph_residual=none,
-        dual_residual=none,
+        residual=none,
         passed=torch.zeros(0, dtype=torch.bool),
         counted=counted,
         spectrum=spectrum,
         complete=False,
-        rounds=0,
         found=[0.0],
         resimulation=None,
         error=none,

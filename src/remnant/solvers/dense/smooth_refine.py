@@ -10,36 +10,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.algebra import complement, damped_cholesky
-from remnant.solvers.batch.smooth_problem import SmoothProblem
-from remnant.solvers.batch.tolerances import Tolerances
+from remnant.solvers.dense.resimulate import slope_at
+from remnant.solvers.dense.rounds import Found, nothing_found
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import damped_cholesky
+
+if TYPE_CHECKING:
+    from remnant.solvers.dense.smooth import SmoothProblem
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Refined:
-    """Points y and duals z (k x n each), and k numbers each.
-
-    dual_residual: |a - f'(t) * p| / |a|. deviation: one standard deviation of the record x~, or
-    the last step where that is longer, over its own size.
-    """
-
-    y: Tensor
-    z: Tensor
-    dual_residual: Tensor
-    deviation: Tensor
-
-
-def refine(problem: SmoothProblem, y: Tensor, settings: Tolerances) -> Refined:
-    """Records near the points y (k x n)."""
-    n = y.shape[1]
-    free = complement(problem.one[None], n) if problem.one is not None else torch.eye(n).double()
-    parts = [refine_some(problem, rows, free, settings) for rows in y.split(settings.chunk)]
-    whole = (torch.cat([getattr(p, name) for p in parts]) for name in Refined.__annotations__)
-    return Refined(**dict(zip(Refined.__annotations__, whole, strict=True)))
+def refine(problem: SmoothProblem, y: Tensor, *, chunk: int = 16) -> Found:
+    """Records near the points y (k x n), and their duals z. The residual is the larger of one
+    standard deviation of the record, or the last step where that is longer, over its own size, and
+    of |a - f'(t) * p| / |a|. chunk: records at a time, of k x w x 3n numbers each."""
+    found = nothing_found(y.shape[1])
+    for rows in y.split(chunk):
+        found = found.with_more(refine_some(problem, rows))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,12 +48,14 @@ class Sides:
         return ends[0] / scale[0] + ends[1] / scale[1]
 
 
-def refine_some(problem: SmoothProblem, y: Tensor, free: Tensor, settings: Tolerances) -> Refined:
-    n, m, spare = y.shape[1], free.shape[1], len(problem.t) - 2 * y.shape[1]
+def refine_some(problem: SmoothProblem, y: Tensor, *, still: float = 1e-6) -> Found:
+    """The same. still: relative length of a step that changes nothing."""
+    free, n = problem.moves, y.shape[1]
+    m, spare = free.shape[1], len(problem.start) - 2 * n
     z, c = null_pairs(problem, y)
     at = both_sides(problem, y, z, c)
     moved, length = torch.ones(len(y), dtype=y.dtype), torch.ones(len(y), 1, dtype=y.dtype)
-    for _ in range(settings.refinements):
+    for _ in range(TOLERANCES.refinements):
         scale = spreads(at, spare)
         factor, right, unit = normal_equations(problem, at, z, free, scale)
         step = -length * torch.cholesky_solve(right[:, :, None], factor)[:, :, 0] / unit
@@ -70,33 +64,36 @@ def refine_some(problem: SmoothProblem, y: Tensor, free: Tensor, settings: Toler
         trial_z, trial_c = trial_z / size, (c + step[:, m + n :]) / size
         trial = both_sides(problem, trial_y, trial_z, trial_c)
         better = (trial.cost(scale) <= at.cost(scale))[:, None]
-        shift = ((trial_y - y) @ problem.to_record).norm(dim=1) / length[:, 0]
+        shift = ((trial_y - y) @ problem.right).norm(dim=1) / length[:, 0]
         y, z = torch.where(better, trial_y, y), torch.where(better, trial_z, z)
         c = torch.where(better, trial_c, c)
         length = torch.where(better, (3 * length).clamp(max=1), 0.3 * length)
         at = both_sides(problem, y, z, c)
-        moved = shift / (y @ problem.to_record).norm(dim=1)
-        if not len(y) or float(moved.max()) < settings.still:
+        moved = shift / (y @ problem.right).norm(dim=1)
+        if not len(y) or float(moved.max()) < still:
             break
     factor, _, unit = normal_equations(problem, at, z, free, spreads(at, spare))
     covariance = torch.cholesky_inverse(factor) / (unit[:, :, None] * unit[:, None, :])
-    outward = free.T @ problem.to_record
+    outward = free.T @ problem.right
     variance = (covariance[:, :m, :m] * (outward @ outward.T)).sum((1, 2))
-    deviation = (variance.clamp(min=0) / (y @ problem.to_record).square().sum(1)).sqrt()
-    return Refined(
-        y=y,
-        z=z,
-        dual_residual=at.mismatch.norm(dim=1),  # a is a unit vector
-        deviation=torch.maximum(deviation, moved).nan_to_num(nan=math.inf),
-    )
+    deviation = (variance.clamp(min=0) / (y @ problem.right).square().sum(1)).sqrt()
+    residual = torch.maximum(torch.maximum(deviation, moved), at.mismatch.norm(dim=1))  # |a| = 1
+    return Found(y=y, z=z, residual=residual.nan_to_num(nan=math.inf))
+
+
+def sides(problem: SmoothProblem) -> tuple[Tensor, Tensor]:
+    """Frames (w x n each) of duals and of signals."""
+    assert problem.signals is not None
+    return problem.left, problem.signals
 
 
 def null_pairs(problem: SmoothProblem, y: Tensor) -> tuple[Tensor, Tensor]:
     """z (k x n, unit rows) and c (k x n): null vectors of [a_frame, -slope * p_frame]."""
     n = y.shape[1]
-    slope = problem.slopes(y @ problem.t.T)[:, : len(problem.t)]
-    crossed = torch.matmul(problem.a.T, slope[:, :, None] * problem.p)  # k x n x n
-    inner = torch.matmul(problem.p.T, slope.square()[:, :, None] * problem.p)
+    a, p = sides(problem)
+    slope = slope_at(problem.activation, y @ problem.start.T)
+    crossed = torch.matmul(a.T, slope[:, :, None] * p)  # k x n x n
+    inner = torch.matmul(p.T, slope.square()[:, :, None] * p)
     eye = torch.eye(n, dtype=y.dtype).expand_as(inner)
     joint = torch.cat(
         [torch.cat([eye, -crossed], dim=2), torch.cat([-crossed.mT, inner], dim=2)], dim=1
@@ -107,12 +104,13 @@ def null_pairs(problem: SmoothProblem, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def both_sides(problem: SmoothProblem, y: Tensor, z: Tensor, c: Tensor) -> Sides:
-    t = y @ problem.t.T
+    t = y @ problem.start.T
     slope, curvature = slope_and_curvature(problem.activation, t)
-    signal = c @ problem.p.T
+    a, p = sides(problem)
+    signal = c @ p.T
     return Sides(
-        rest=problem.outside(problem.images(t)),
-        mismatch=z @ problem.a.T - slope * signal,
+        rest=problem.outside(problem.images(t))[0],
+        mismatch=z @ a.T - slope * signal,
         slope=slope,
         bend=curvature * signal,
     )
@@ -134,17 +132,18 @@ def normal_equations(
     z's own direction, which no equation holds, is held.
     """
     forward, backward = (s.sqrt()[:, None, None] for s in scale)
-    frame = problem.t @ free
-    m, (w, n) = frame.shape[1], problem.a.shape
+    frame = problem.start @ free
+    a, p = sides(problem)
+    m, (w, n) = frame.shape[1], a.shape
     slopes = at.slope[:, :, None] * frame
-    inside = torch.matmul(problem.features[:w].T, slopes)
+    inside = torch.matmul(problem.features[:, :w], slopes)
     first = (torch.matmul(slopes.mT, slopes) - torch.matmul(inside.mT, inside)) / forward**2
     k = len(z)
     jacobian = torch.cat(
         [
             -at.bend[:, :, None] * frame,
-            problem.a.expand(k, w, n),
-            -at.slope[:, :, None] * problem.p,
+            a.expand(k, w, n),
+            -at.slope[:, :, None] * p,
         ],
         dim=2,
     )

@@ -17,8 +17,8 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor, nn
 
 from remnant.progress import task
-from remnant.solvers.difference.certificate import spread_of
-from remnant.solvers.difference.rerun import (
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.rerun import (
     Budget,
     Fit,
     Training,
@@ -28,8 +28,9 @@ from remnant.solvers.difference.rerun import (
     run_again,
     with_steps,
 )
-from remnant.solvers.difference.smooth import images_of, slopes_of, tangent
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense.resimulate import slope_at
+from remnant.solvers.dense.smooth import images_of, tangent
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.training.recipes import GradientDescent
 
 
@@ -170,7 +171,7 @@ def fit_points(layers: Layers, path: list[Tensor], y: Tensor, exactness: float) 
     operator = Sensitivity(
         right=right[kept],
         signals=inside @ (left[:, kept] / sizes[kept]).T,
-        slopes=[slopes_of(activation, t) for t in along],
+        slopes=[slope_at(activation, t) for t in along],
         frames=[knot @ layers.moves for knot in path],
     )
     rest = change - inside @ right[kept]

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from remnant.solvers.algebra import complement
-from remnant.solvers.difference.certificate import Certificate, certify
-from remnant.solvers.difference.graph import refine_points
-from remnant.solvers.difference.problem import Problem
-from remnant.solvers.difference.rerun import Fit
-from remnant.solvers.difference.search import Found, Search, search_on
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense.certificate import Certificate, at_least_usual, certify, spread_of
+from remnant.solvers.dense.problem import Problem
+from remnant.solvers.dense.rerun import Fit
+from remnant.solvers.dense.rounds import Found, Search, nothing_found
+from remnant.solvers.dense.search import refine_points, search_on
+from remnant.solvers.dense.smooth import SmoothProblem, search_smooth, squared_errors
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import complement
 from remnant.solvers.spans import Span
 
 
@@ -66,11 +67,12 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
 
     Records that contradict their duals are searched for anew; if that ends worse, it is forgotten.
     """
-    nobody = torch.zeros(0, problem.count, dtype=torch.float64)
-    known, series = Found(z=nobody, y=nobody), [0.0]
+    known, series = nothing_found(problem.count), [0.0]
     best: Answer | None = None
     for _ in range(1 + search.repairs):
-        answer = answered(problem, search_on(problem, known, series, search, generator))
+        found, more = search_on(problem, known, search, generator)
+        series += more[1:]
+        answer = answered(problem, found)
         if best is None or answer.worth >= best.worth:
             best = answer
         proof = answer.proof
@@ -90,8 +92,25 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
         confidence=agreement * (0.5 + 0.5 * proof.passed),
         exact=proof.exact,
         found=series,
-        error=proof.error if best.error is None else stated(best.error),
+        error=proof.error if best.error is None else at_least_usual(best.error),
         certificate=proof,
+    )
+
+
+def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Generator) -> Recovery:
+    """Every record of a smooth activation on its own, as exactly as drift of the weights allows."""
+    found, series = search_smooth(problem, search, TOLERANCES.foreign, generator)
+    error = squared_errors(problem, found.y)
+    sure = error < TOLERANCES.sure * spread_of(found.y)
+    whole = len(found) == problem.start.shape[1]
+    return Recovery(
+        inputs=(found.y @ problem.right)[:, :-1],
+        duals=duals_of(problem.left, problem.scale, found.y) if whole else None,
+        passed=sure,
+        confidence=(1 - found.residual).clamp(min=0) * (0.5 + 0.5 * sure),
+        exact=False,
+        found=series,
+        error=error,
     )
 
 
@@ -100,12 +119,6 @@ def answered(problem: Problem, found: Found) -> Answer:
     inputs, error = finish(problem, found)
     proof = certify(problem, inputs, found.z, found.y, error)
     return Answer(found=found, inputs=inputs, error=error, proof=proof)
-
-
-def stated(error: Tensor) -> Tensor:
-    """k: squared errors (k) of estimates as they are stated. Those that came out small by chance
-    are not much smaller than the others', so none is stated below `safety` times the median."""
-    return error.clamp(min=TOLERANCES.safety * float(error.median())) if len(error) else error
 
 
 def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
@@ -134,7 +147,7 @@ def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:
     for y, direction in zip(found.y, own, strict=True):
         basis = torch.linalg.qr(torch.cat([rest, direction[:, None]], dim=1))[0]
         near = normalize(y[None] @ basis, dim=1)
-        better, _ = refine_points(problem.start @ basis, penalty, near, iterations=3)
+        better = refine_points(problem.start @ basis, penalty, near, iterations=3)
         points.append(better[0] @ basis.T)
     return torch.stack(points)
 
@@ -156,3 +169,9 @@ def to_inputs(directions: Tensor) -> Tensor:
     """Rows x~ (k x (d+1)) divided by their last entry, which belongs to the bias."""
     one = directions[:, -1:]
     return directions / torch.where(one.abs() < 1e-12, torch.full_like(one, 1e-12), one)
+
+
+def duals_of(left: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    """n x w, from M = left diag(scale) right = sum_i a_i x~_i^T with all points y (n x n) known."""
+    z: Tensor = torch.linalg.solve(y, torch.diag(scale)).T
+    return z @ left.T

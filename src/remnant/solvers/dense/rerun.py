@@ -19,8 +19,6 @@ from torch.func import functional_call
 from remnant.training.losses import loss_named
 from remnant.training.recipes import GradientDescent
 
-LARGEST_MOMENTUM = 0.999
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Training:
@@ -126,6 +124,7 @@ def fit_recipe(
     rounds: int = 5,
     nudge: float = 1e-3,
     settled: float = 1e-2,
+    largest: float = 0.999,
 ) -> Fit:
     """Step size and momentum by Gauss-Newton steps from `first`, whose number of steps stays.
 
@@ -135,7 +134,7 @@ def fit_recipe(
     steps, unit = first.steps, training.moved
 
     def recipe_at(x: Tensor) -> GradientDescent:
-        momentum = min(max(float(x[1]), 0.0), LARGEST_MOMENTUM)
+        momentum = min(max(float(x[1]), 0.0), largest)
         return replace(
             first, lr=math.exp(float(x[0])) / travelled(momentum, steps), momentum=momentum
         )
@@ -159,7 +158,7 @@ def fit_recipe(
         gap = float(here.norm())
         for share in (1.0, 0.3, 0.1, 0.03):
             trial = x + share * move
-            trial[1] = trial[1].clamp(0.0, LARGEST_MOMENTUM)
+            trial[1] = trial[1].clamp(0.0, largest)
             there = residual(trial)
             if float(there.norm()) < gap:
                 x, here = trial, there
