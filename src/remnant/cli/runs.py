@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import VERBS, Exit, add_verb, print_result, print_table, say
 from remnant.cli.flags import Parser
-from remnant.errors import InputError, StoreError, cut, expected, printable
+from remnant.errors import InputError, StoreError, expected, printable
 
 if TYPE_CHECKING:
     from remnant.store import Run
@@ -117,13 +117,14 @@ def outcome(run: Run) -> str:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     from remnant.store import FINDING_FILE, read_run
+    from remnant.store.files import differences, spelt
 
     sides = [read_run(path) for path in (arguments.one, arguments.other)]
     parts = ("spec", "versions", "hashes", "timings")
     found = {part: differences(*(side.record.get(part, {}) for side in sides)) for part in parts}
     found["finding"] = differences(*(_summary(side.path / FINDING_FILE) for side in sides))
     lines = [
-        f"{part} {name}: {_brief(one)} | {_brief(other)}"
+        f"{part} {name}: {spelt(one)} | {spelt(other)}"
         for part, rows in found.items()
         for name, (one, other) in rows.items()
     ]
@@ -139,26 +140,6 @@ def _summary(file: Path) -> Any:
         return {}
     long = ("per_record", "trace", "figures", "spec", "advice", "versions", "hashes")
     return {name: value for name, value in values.items() if name not in long}
-
-
-def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """Where two JSON values differ, by the place; None where there is nothing."""
-    left, right = dict(_flat(one, "")), dict(_flat(other, ""))
-    return {
-        name: (left.get(name), right.get(name))
-        for name in dict.fromkeys((*left, *right))
-        if left.get(name) != right.get(name)
-    }
-
-
-def _flat(value: Any, at: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        return [pair for key in value for pair in _flat(value[key], f"{at}.{key}" if at else key)]
-    return [(at, value)]
-
-
-def _brief(value: Any) -> str:
-    return cut("nothing" if value is None else json.dumps(value), 60)
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
