@@ -32,10 +32,9 @@ from remnant.report.charts import (
     spectrum_chart,
 )
 from remnant.report.figures import Exposure, Series, Spectrum
-from remnant.report.page import PAGE_FILE, Pictures, page, read_bundle, redact, write_bundle
-from remnant.report.page.document import data_uri, picture_side
+from remnant.report.page import PAGE_FILE, data_uri, page, picture_side
 from remnant.report.page.facts import words
-from remnant.report.page.files import blur
+from remnant.report.page.files import Pictures, blur, read_bundle, redact, write_bundle
 from remnant.store import finish, open_run
 
 VOID = {"meta", "img", "input", "link", "br", "hr"}

@@ -30,12 +30,12 @@ from remnant.sweep.search import (
     Search,
     consensus,
     judge,
+    read_space,
     residual,
     run_trial,
     search_spec,
     with_count,
 )
-from remnant.sweep.spaces import read_space
 from remnant.sweep.trials import JOURNAL, open_study, storage_in
 from remnant.training import GradientDescent, train
 from remnant.types import Knowledge, Scaling, Target

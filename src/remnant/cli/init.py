@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import Exit, add_verb, say
+from remnant.cli.common import Answer, add_verb, say
 from remnant.cli.flags import add_spec, given
 from remnant.cli.spec import AuditSpec, TargetSpec, checked
 from remnant.cli.target import is_linear, read_linear_model
@@ -58,7 +58,7 @@ def add(verbs: Any) -> None:
     parser.set_defaults(**dict.fromkeys(taken))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     target = (arguments.out or Path()) / FILE
     if target.exists():
         raise StoreError(expected(f"{target}", "no file yet", "one", "remove it, or give --out"))
@@ -69,9 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             file.write(text.encode())
     except OSError as error:
         raise InputError(expected(f"{target}", "a place to write", error.strerror)) from None
-    if not arguments.quiet:
-        say(f"wrote {target}; look it through, then: remnant audit {target}")
-    return Exit.DONE
+    words = f"wrote {target}; look it through, then: remnant audit {target}"
+    return Answer(show=lambda: say(words))
 
 
 def linear_words(arguments: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import VERBS, Exit, add_verb, print_result, print_table, say
+from remnant.cli.common import VERBS, Answer, add_verb, print_table, say
 from remnant.cli.flags import Parser
 from remnant.errors import InputError, StoreError, expected, printable
 
@@ -51,7 +51,7 @@ def add(verbs: Any) -> None:
     remove.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def run_list(arguments: argparse.Namespace) -> int:
+def run_list(arguments: argparse.Namespace) -> Answer:
     rows = [about(run) for run in runs_in(arguments.folder)]
 
     def show() -> None:
@@ -60,8 +60,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         else:
             say(f"no runs in {arguments.folder}")
 
-    print_result(arguments, rows, show)
-    return Exit.DONE
+    return Answer(figures=rows, show=show)
 
 
 def runs_in(folder: Path) -> list[Run]:
@@ -115,7 +114,7 @@ def outcome(run: Run) -> str:
     return ""
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def run_compare(arguments: argparse.Namespace) -> Answer:
     from remnant.store import FINDING_FILE, read_run
     from remnant.store.files import differences, spelt
 
@@ -128,8 +127,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         for part, rows in found.items()
         for name, (one, other) in rows.items()
     ]
-    print_result(arguments, found, lambda: say(*(lines or ["no difference"])))
-    return Exit.DONE
+    return Answer(figures=found, show=lambda: say(*(lines or ["no difference"])))
 
 
 def _summary(file: Path) -> Any:
@@ -142,17 +140,14 @@ def _summary(file: Path) -> Any:
     return {name: value for name, value in values.items() if name not in long}
 
 
-def run_remove(arguments: argparse.Namespace) -> int:
+def run_remove(arguments: argparse.Namespace) -> Answer:
     for folder in arguments.folders:
         check_removable(folder)
-    for folder in arguments.folders:
-        if not arguments.yes and not _confirmed(folder):
-            say(f"kept {folder}")
-            continue
+    removed = [folder for folder in arguments.folders if arguments.yes or _confirmed(folder)]
+    for folder in removed:
         remove_run(folder)
-        if not arguments.quiet:
-            say(f"removed {folder}")
-    return Exit.DONE
+    lines = [f"{'removed' if f in removed else 'kept'} {f}" for f in arguments.folders]
+    return Answer(show=lambda: say(*lines))
 
 
 def check_removable(folder: Path) -> None:

@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
-    Exit,
+    Answer,
     add_place,
     add_verb,
-    bars,
     place,
-    prepare,
     print_line,
     print_place,
-    print_result,
     print_table,
     run_of,
-    say,
 )
 from remnant.cli.spec import check_spec, read_fields
 from remnant.errors import InputError, brief, did_you_mean, expected
@@ -46,28 +42,21 @@ def add(verbs: Any) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     values = read_fields(arguments.spec)
     if arguments.seed is not None:
         values["seed"] = arguments.seed
     searched = values.pop("search", None)
-    given, arguments.seed = values.get("seed", 0), 0  # a grid's seeds may be a list
-    prepare(arguments)
     from remnant.sweep.table import read_rows
 
     on = place(arguments)
-    with bars(arguments.quiet):
-        if searched is not None:
-            return run_search(values, searched, given, on, arguments)
-        if arguments.storage is not None:
-            raise InputError(expected("--storage", "a spec with search:", "a grid"))
-        if "data" in values:
-            stored = run_audits(values, on, arguments)
-        else:
-            stored = run_attacks(values, on, arguments)
+    if searched is not None:
+        return run_search(values, searched, values.get("seed", 0), on, arguments)
+    if arguments.storage is not None:
+        raise InputError(expected("--storage", "a spec with search:", "a grid"))
+    stored = (run_audits if "data" in values else run_attacks)(values, on, arguments)
     rows = read_rows(stored)
-    print_result(arguments, rows, lambda: show_rows(rows, stored))
-    return Exit.DONE
+    return Answer(figures=rows, show=lambda: show_rows(rows, stored))
 
 
 def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
@@ -142,10 +131,9 @@ def run_search(
     seed: Any,
     on: str | None,
     arguments: argparse.Namespace,
-) -> int:
+) -> Answer:
     from remnant.auditing.assess import without_truth as as_finding
-    from remnant.cli.reconstruct import write_sheet
-    from remnant.cli.show import show_finding
+    from remnant.cli.reconstruct import found_by, write_sheet
     from remnant.store import finish, read_finding, write_candidates, write_finding
     from remnant.sweep.search import search, search_spec
     from remnant.sweep.trials import storage_in
@@ -166,9 +154,7 @@ def run_search(
         finish(stored, seeds={"seed": how.seed}, hashes=hashes, timings=timings)
 
     stored = run_of(arguments, search_spec(how, hashes), work)
-    show_search(read_finding(stored).figures["search"], arguments)
-    show_finding(stored, arguments)
-    return Exit.DONE
+    return found_by(stored, before=search_words(read_finding(stored).figures["search"]))
 
 
 def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
@@ -195,18 +181,19 @@ def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
     return Search(**values, seed=seed), storage
 
 
-def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> None:
-    if arguments.json or arguments.quiet:
-        return
-    d = disclosed
+def search_words(d: Mapping[str, Any]) -> list[str]:
+    """What a search discloses of its trials, in a few lines."""
     counts = ", ".join(f"{d[name]} {name}" for name in COUNTS)
-    say(f"{d['trials']} trials by {d['objective']}: {counts}")
     own = "none" if d["own_value"] is None else f"{d['own_value']:.4g}"
     chosen = "the attack's own settings" if d["chosen"] == "own" else f"trial {d['chosen']}"
-    say(f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})")
-    say("  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()))
+    lines = [
+        f"{d['trials']} trials by {d['objective']}: {counts}",
+        f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})",
+        "  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()),
+    ]
     if len(d["pooled"]) > 1:
-        say(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
+        lines.append(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
+    return lines
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], stored: Run) -> None:

@@ -17,7 +17,7 @@ from remnant.errors import InputError, expected
 from remnant.experiments.targets import dense
 from remnant.models import build
 from remnant.progress import task
-from remnant.report.page import read_bundle
+from remnant.report.page.files import read_bundle
 from remnant.seeds import generator_for
 from remnant.store import Run, open_run
 from remnant.training import GradientDescent, train

@@ -13,19 +13,12 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+import remnant.store as store
 from remnant.data import BUNDLED, load
 from remnant.errors import DataError, InputError, expected
 from remnant.progress import task
 from remnant.report.lines import Panel, draw_lines, line_panels
-from remnant.store import (
-    Run,
-    finish,
-    forget_states,
-    hash_tensors,
-    keeping_states,
-    write_bytes,
-    write_text,
-)
+from remnant.store import Run
 from remnant.sweep.executors import run_tasks
 from remnant.sweep.grid import expand
 from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
@@ -173,7 +166,7 @@ def study_data(
 
 def study_spec(name: str, values: Mapping[str, Any], data: Mapping[str, Examples]) -> Row:
     """All that decides the rows. A dataset that is not there is no part of it."""
-    hashes = {key: hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
+    hashes = {key: store.hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
     return {"verb": f"study-{name}", "settings": dict(values), "data_hashes": hashes}
 
 
@@ -194,21 +187,21 @@ def run_study(
     held = read_rows(run)
     todo = [(varied, asked) for varied, asked in grid if not _of(varied, held)]
     shared, specs = (study.measure, data), [asked for _, asked in todo]
-    with task("cells", len(grid)) as step, keeping_states(run):
+    with task("cells", len(grid)) as step, store.keeping_states(run):
         step(len(grid) - len(todo))
         for at, mine in run_tasks(_measure, specs, on=on, shared=shared):
             held += mine
             write_rows(run, held)
-            forget_states(run)
+            store.forget_states(run)
             step(note=" ".join(map(str, todo[at][0].values())))
     rows = [row for varied, _ in grid for row in _of(varied, held)]
     write_rows(run, rows)
-    write_text(run, TABLE_FILE, as_csv(rows))
+    store.write_text(run, TABLE_FILE, as_csv(rows))
     drawn = study.condense(rows)
     panels = [panel for figure in study.figures for panel in figure.panels(drawn)]
-    write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
+    store.write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
     total = sum(row["cpu_seconds"] for row in rows)
-    finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
+    store.finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
     return rows
 
 
