@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.cases import read_case
 from remnant.cli.common import (
     Answer,
     Exit,
@@ -45,6 +44,7 @@ def add(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     spec = read(arguments)
     from remnant.auditing.run import Plan, run_audit
+    from remnant.cli.cases import read_case
     from remnant.report.page.files import read_bundle
 
     case, hashes = read_case(spec)
@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 def run_preflight(arguments: argparse.Namespace) -> Answer:
     spec = read(arguments)
     from remnant.auditing.preflight import preflight
+    from remnant.cli.cases import read_case
 
     case, _ = read_case(spec)
     rows = preflight(case, attacks=spec.attacks, settings=spec.settings, targets=spec.targets)

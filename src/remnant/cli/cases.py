@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
-from remnant.cli.target import is_linear, read_linear_target, read_released, read_target
+from torch import Tensor, nn
+
+from remnant.attacks.glm import check_labels as check_linear_labels
+from remnant.auditing.api import hash_examples
+from remnant.auditing.case import Case, halves
+from remnant.auditing.texts import same_length
+from remnant.bounds import Ledger
+from remnant.cli.spec import AuditSpec, is_linear
+from remnant.cli.target import read_linear_target, read_released, read_target
 from remnant.cli.texts import directory_of, read_texts, refuse_numbers, words_of
+from remnant.data import load
+from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
-    from remnant.auditing.case import Case
-    from remnant.cli.spec import AuditSpec
-    from remnant.models.linear_files import LinearModel
-    from remnant.types import Examples, Target
+from remnant.models.foreign import check_outputs
+from remnant.models.linear_files import LinearModel
+from remnant.models.tokens import takes_tokens
+from remnant.training import check_labels
+from remnant.types import Examples, Target
 
 GUESSED = "no --model was given and dense layers were taken for ReLU: give --model to be sure"
 
 
 def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     """The case that the spec describes, and hashes of all that was read."""
-    from remnant.auditing.api import hash_examples
-    from remnant.auditing.case import Case
-    from remnant.data import load
-    from remnant.data.texts import ENDINGS
-    from remnant.models.foreign import check_outputs
-    from remnant.models.tokens import takes_tokens
-
     texts = spec.data.lower().endswith(ENDINGS) or directory_of(spec) is not None
     released = read_released(spec) if texts and not is_linear(spec.weights) else None
     if released is not None and takes_tokens(released[0]):
@@ -78,11 +77,6 @@ def read_text_case(
     spec: AuditSpec, released: tuple[nn.Module, tuple[int, ...]]
 ) -> tuple[Case, dict[str, str]]:
     """The case of a model of tokens: its texts, in rows of one length."""
-    from remnant.auditing.api import hash_examples
-    from remnant.auditing.case import Case
-    from remnant.auditing.texts import same_length
-    from remnant.models.foreign import check_outputs
-
     model = released[0]
     if spec.loss not in (None, "ce"):
         raise InputError(expected("--loss of a model of tokens", "ce", spec.loss))
@@ -116,9 +110,6 @@ def read_others(
 
     read: how a file becomes records, where they are texts.
     """
-    from remnant.auditing.case import halves
-    from remnant.data import load
-
     others = {
         name: load(source, data_dir=spec.data_dir) if read is None else read(source)
         for name in ("holdout", "public")
@@ -135,8 +126,7 @@ def read_others(
     return others
 
 
-def _ledger(spec: AuditSpec) -> Any:
-    from remnant.bounds import Ledger
+def _ledger(spec: AuditSpec) -> Ledger | None:
 
     if spec.privacy is None:
         return None
@@ -159,12 +149,11 @@ def _bounds(examples: Examples) -> str | None:
 
 
 def _check_linear(target: Target, examples: Examples, name: str) -> None:
-    from remnant.attacks.glm import check_labels
 
     if not _fits(examples, target):
         return
     try:
-        check_labels(cast("LinearModel", target.model), examples.labels)
+        check_linear_labels(cast(LinearModel, target.model), examples.labels)
     except InputError as error:
         raise InputError(f"--{name}: {error}") from None
 
@@ -177,7 +166,6 @@ def _fits(examples: Examples, target: Target) -> bool:
 
 
 def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
-    from remnant.training import check_labels
 
     try:
         check_labels(loss, outputs.expand(len(examples), -1), examples.labels)

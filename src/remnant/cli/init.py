@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import Answer, add_verb, say
 from remnant.cli.flags import add_spec, given
-from remnant.cli.spec import AuditSpec, TargetSpec, checked
-from remnant.cli.target import is_linear, read_linear_model
+from remnant.cli.spec import AuditSpec, TargetSpec, checked, is_linear
 from remnant.cli.texts import directory_of
 from remnant.errors import InputError, StoreError, expected
 
@@ -74,6 +73,8 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def linear_words(arguments: argparse.Namespace) -> str:
+    from remnant.cli.target import read_linear_model
+
     if arguments.model is not None or arguments.initial is not None:
         do = "leave --model and --initial out"
         raise InputError(expected("a linear model", "its file alone", "more", do))

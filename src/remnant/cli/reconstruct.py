@@ -28,7 +28,6 @@ from remnant.cli.common import (
 )
 from remnant.cli.flags import Parser, add_settings, add_spec, given
 from remnant.cli.spec import AttackSpec, checked
-from remnant.cli.target import read_linear_target, read_target
 from remnant.cli.texts import TEXTS_FILE
 
 if TYPE_CHECKING:
@@ -84,6 +83,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     from remnant.attacks.made import make_attack
     from remnant.auditing import without_truth
+    from remnant.cli.target import read_linear_target, read_target
     from remnant.cli.texts import words_of, write_texts
     from remnant.store import finish, keeping_states, write_candidates, write_finding
 

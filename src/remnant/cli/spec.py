@@ -224,6 +224,11 @@ class AuditSpec(TargetSpec):
     redact: bool = Field(False, description="blur the originals")
 
 
+def is_linear(weights: Path) -> bool:
+    """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
+    return weights.suffix.lower() in (".json", ".npz", ".skops") and not weights.is_dir()
+
+
 def read_spec(path: Path) -> AuditSpec:
     """The spec in a YAML file. Paths in it are relative to its folder."""
     return check_spec(read_fields(path), str(path))
