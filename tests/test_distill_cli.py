@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from remnant import store
 from remnant.cli import Parser, distill
 from remnant.cli.common import carry_out
 from remnant.data import load
@@ -55,16 +56,16 @@ def test_a_run_leaves_images_a_sheet_and_accuracies(method, tmp_path, capsys):
 def test_an_interrupted_run_ends_at_the_same_bytes(tmp_path, monkeypatch, capsys):
     words = ["rkip", *TINY, "--steps", "600", "--quiet", "--out"]
     assert command(*words, str(tmp_path / "whole")) == 0
-    keep = table.save_state
+    keep = store.save_state
 
     def interrupt(*given):
         keep(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(table, "save_state", interrupt)
+    monkeypatch.setattr(store, "save_state", interrupt)
     with pytest.raises(KeyboardInterrupt):
         command(*words, str(tmp_path / "halved"))
-    monkeypatch.setattr(table, "save_state", keep)
+    monkeypatch.setattr(store, "save_state", keep)
     seen = []
     search = table.distil
     monkeypatch.setattr(table, "distil", lambda *a, **k: seen.append(k["state"]) or search(*a, **k))

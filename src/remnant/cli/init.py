@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from remnant.cli.common import Answer, add_verb, say
 from remnant.cli.flags import add_spec, given
@@ -148,7 +151,6 @@ def placed(value: Any) -> Any:
 
 def _quoted(value: Any) -> str:
     """A value as YAML reads it back, whatever a path holds."""
-    if not isinstance(value, str):
-        return str(value)
-    plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
-    return f'"{"".join(plain)}"'
+    style = '"' if isinstance(value, str) else None
+    text: str = yaml.safe_dump(value, default_style=style, width=math.inf)
+    return text.removesuffix("...\n").strip()

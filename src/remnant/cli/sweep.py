@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from remnant.store import Run
     from remnant.sweep.search import Search
     from remnant.types import Target
+
+Planned = tuple[list[dict[str, Any]], list[dict[str, Any]], Callable[["Run"], None]]
+"""What is varied in each cell, the spec of each cell's task, and what runs them all."""
 
 FILES = ("table.csv", "rows.jsonl", "figure.png", "run.json")
 COUNTS = ("complete", "failed", "pruned", "unfinished", "elsewhere")  # of a search's trials
@@ -54,37 +58,36 @@ def run(arguments: argparse.Namespace) -> Answer:
         return run_search(values, searched, values.get("seed", 0), on, arguments)
     if arguments.storage is not None:
         raise InputError(expected("--storage", "a spec with search:", "a grid"))
-    stored = (run_audits if "data" in values else run_attacks)(values, on, arguments)
+    plan = audits if "data" in values else attacks_alone
+    points, specs, work = plan(values, str(arguments.spec), on)
+    stored = run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
     rows = read_rows(stored)
     return Answer(figures=rows, show=lambda: show_rows(rows, stored))
 
 
-def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
+def audits(values: Mapping[str, Any], where: str, on: str | None) -> Planned:
+    """An audit of every cell; a case that several cells attack is read once."""
     from remnant.cli.cases import read_case
     from remnant.sweep.grid import case_key, expand, sweep_audits
 
     points, specs, cases, hashes = [], [], {}, {}
     for point, cell in expand(values):
-        spec = check_spec(cell, str(arguments.spec))
+        spec = check_spec(cell, where)
         written = spec.model_dump(mode="json")
         key = case_key(written)
         if key not in cases:
             cases[key], hashes[key] = read_case(spec)
         points.append(point)
         specs.append({"spec": written, "case": key, "hashes": hashes[key]})
-
-    def work(stored: Run) -> None:
-        sweep_audits(points, specs, cases, run=stored, on=on)
-
-    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
+    return points, specs, partial(sweep_audits, points, specs, cases, on=on)
 
 
-def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
+def attacks_alone(values: Mapping[str, Any], where: str, on: str | None) -> Planned:
     """Without data there is no truth: what an adversary can see of each cell."""
     from remnant.sweep.grid import case_key, expand, sweep_attacks
 
     cells = expand(values)
-    checked = [without_truth(cell, str(arguments.spec)) for _, cell in cells]
+    checked = [without_truth(cell, where) for _, cell in cells]
     if len({case_key(one.model_dump(mode="json")) for one in checked}) > 1:
         do = "vary seed and settings, or give data"
         raise InputError(expected("sweep without data", "one target", "several", do))
@@ -100,11 +103,7 @@ def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.N
         for name, one in zip(names, checked, strict=True)
     ]
     points = [point for point, _ in cells]
-
-    def work(stored: Run) -> None:
-        sweep_attacks(points, specs, target, run=stored, on=on)
-
-    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
+    return points, specs, partial(sweep_attacks, points, specs, target, on=on)
 
 
 def without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:

@@ -116,7 +116,8 @@ def map_tasks(
     """
     names = [task_hash(function, spec) for spec in specs]
     wanted = dict(zip(names, specs, strict=True))
-    done = {digest: held for digest in wanted if (held := _read(run, digest)) is not None}
+    kept = {digest: load_state(run, digest) for digest in wanted}
+    done = {digest: held for digest, held in kept.items() if held is not None and JSON in held}
     rest = [digest for digest in wanted if digest not in done]
     with task(name, len(wanted)) as step:
         step(len(done))
@@ -192,11 +193,6 @@ class _Packed:
 def _envelope(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(tensors[JSON].numpy().tobytes())
     return found
-
-
-def _read(run: Run, digest: str) -> dict[str, Tensor] | None:
-    tensors = load_state(run, digest)
-    return tensors if tensors is not None and JSON in tensors else None
 
 
 def _outcome(digest: str, spec: Spec, tensors: Mapping[str, Tensor]) -> Outcome:
