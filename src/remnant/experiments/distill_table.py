@@ -91,11 +91,6 @@ class Scene:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        chosen = {"method": METHODS, "trained": NETWORKS[:2], "kernel": ("ntk", "matched")}
-        for name, known in chosen.items():
-            if getattr(self, name) not in known:
-                got = repr(getattr(self, name))
-                raise InputError(expected(f"--{name}", " or ".join(known), got))
         for name in ("records", "images", "test", "width", "depth"):
             if getattr(self, name) < 1:
                 raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))

@@ -135,6 +135,11 @@ def _replaced(old: Any, words: list[str], name: str, asked: Sequence[Any]) -> An
     return list(dict.fromkeys((*one[:at], new, *one[at + 1 :]) for new in asked for one in old))
 
 
+def listed(strengths: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any]]:
+    """Pairs of a name and each of its values, to be varied together."""
+    return [(name, value) for name, some in strengths.items() for value in some]
+
+
 def cells(values: Mapping[str, Any]) -> list[tuple[Row, Row]]:
     """For every cell of the grid what is varied, and all arguments of its measure."""
     found = []
