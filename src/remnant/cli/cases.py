@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -44,8 +44,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         loss = "mse"  # its own objective stands in its file
         check_of = partial(_check_linear, target)
     else:
-        settings = {"shape": spec.shape or _shape(truth), "bounds": spec.bounds or _bounds(truth)}
-        target, hashes = read_target(spec.model_copy(update=settings), released)
+        target, hashes = read_target(spec, released, like=truth)
         _fits(truth, target)
         few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
         outputs = check_outputs(target.model, few)[:1]
@@ -59,18 +58,9 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         others = dict(zip(others, rest, strict=True))
     for name, part in (("data", truth), *others.items()):
         check_of(part, name)
-    case = Case(
-        target=target,
-        truth=truth,
-        holdout=others["holdout"],
-        public=others["public"],
-        loss=loss,
-        ledger=_ledger(spec),
-        delta=spec.privacy.delta if spec.privacy else 1e-5,
-        assumed=() if spec.model or is_linear(spec.weights) or released else (GUESSED,),
-    )
-    hashes |= {name: hash_examples(part) for name, part in (("data", truth), *others.items())}
-    return case, hashes
+    assumed = () if spec.model or is_linear(spec.weights) or released else (GUESSED,)
+    parts = {"data": truth, **others}
+    return _case(spec, target, parts, loss=loss, assumed=assumed), hashes | _hashes(parts)
 
 
 def read_text_case(
@@ -90,17 +80,25 @@ def read_text_case(
         for name, part in parts.items():
             _check_labels("ce", outputs[:1], part, name)
     parts = dict(zip(parts, same_length(*parts.values()), strict=True))
-    case = Case(
+    case = _case(spec, target, parts, loss="ce", words=words_of(spec, model))
+    return case, hashes | _hashes(parts)
+
+
+def _case(spec: AuditSpec, target: Target, parts: Mapping[str, Examples], **about: Any) -> Case:
+    """parts: the records trained on, held-out and public ones. about: other fields of a case."""
+    return Case(
         target=target,
         truth=parts["data"],
         holdout=parts["holdout"],
         public=parts["public"],
-        loss="ce",
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
-        words=words_of(spec, model),
+        **about,
     )
-    return case, hashes | {name: hash_examples(part) for name, part in parts.items()}
+
+
+def _hashes(parts: Mapping[str, Examples]) -> dict[str, str]:
+    return {name: hash_examples(part) for name, part in parts.items()}
 
 
 def read_others(
@@ -137,15 +135,6 @@ def _ledger(spec: AuditSpec) -> Ledger | None:
         clip=spec.privacy.clip,
         adjacency=spec.privacy.adjacency,
     )
-
-
-def _shape(examples: Examples) -> str:
-    return "x".join(map(str, examples.shape))
-
-
-def _bounds(examples: Examples) -> str | None:
-    """Pixels lie between 0 and 1, which is no secret."""
-    return None if examples.bounds is None else ",".join(map(str, examples.bounds))
 
 
 def _check_linear(target: Target, examples: Examples, name: str) -> None:

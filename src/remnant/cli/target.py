@@ -35,10 +35,14 @@ from remnant.types import Examples, Knowledge, Scaling, Target
 
 
 def read_target(
-    spec: TargetSpec, released: tuple[nn.Module, tuple[int, ...]] | None = None
+    spec: TargetSpec,
+    released: tuple[nn.Module, tuple[int, ...]] | None = None,
+    like: Examples | None = None,
 ) -> tuple[Target, dict[str, str]]:
     """The target that a spec describes, and hashes of all that was read. released: its model and
-    the shape of an input, if they were read before."""
+    the shape of an input, if they were read before. like: records whose shape and bounds its
+    records have, unless the spec says otherwise (pixels lie between 0 and 1, which is no secret).
+    """
 
     model, shape = released or read_released(spec)
     read = read_weights if directory_of(spec) is None else read_held
@@ -54,14 +58,14 @@ def read_target(
         shape = shape or (longest_of(model),)
         probe = torch.zeros(2, min(2, *shape), dtype=torch.int64)
     else:
-        shape = read_shape(spec.shape, public, shape)
+        shape = read_shape(spec.shape, public if like is None else like, shape)
         probe = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     scaling = read_scaling(spec.mean, spec.std, public, shape)
     check_outputs(model, probe)
     target = Target(
         model=model,
         input_shape=shape,
-        bounds=read_bounds(spec.bounds),
+        bounds=read_bounds(spec.bounds) if spec.bounds or like is None else like.bounds,
         scaling=scaling,
         knowledge=Knowledge(
             initial=held.get("initial"),
@@ -221,18 +225,16 @@ def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ..
 
 
 def read_shape(
-    text: str | None, public: Examples | None, model: tuple[int, ...]
+    text: str | None, records: Examples | None, model: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The shape of one record: --shape, else that of public data, else the model's own."""
+    """The shape of one record: --shape, else that of records at hand, else the model's own."""
     if text is not None:
         parts = text.lower().split("x")
         if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
             raise InputError(expected("--shape", "sizes such as 1x28x28", repr(text)))
         shape = tuple(int(part) for part in parts)
-    elif public is not None:
-        shape = public.shape
     else:
-        shape = model
+        shape = model if records is None else records.shape
     if not shape:
         raise InputError("--shape: expected the shape of one record, got nothing; such as 1x28x28")
     if model and math.prod(shape) != math.prod(model):
