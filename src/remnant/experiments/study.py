@@ -17,7 +17,7 @@ import remnant.store as store
 from remnant.data import BUNDLED, load
 from remnant.errors import DataError, InputError, expected
 from remnant.progress import task
-from remnant.report.lines import Panel, draw_lines, line_panels
+from remnant.report.lines import Panel, Point, draw_lines, line_panels
 from remnant.store import Run
 from remnant.sweep.executors import run_tasks
 from remnant.sweep.grid import expand
@@ -51,8 +51,7 @@ class Figure:
         wanted = (self.only or {}).items()
         mine = [row for row in rows if all(row.get(k) == v for k, v in wanted)]
         points = [
-            {"panel": self.panel.format(**row), "line": name.format(**row)}
-            | {"x": row[self.x], "y": row[column]}
+            Point(self.panel.format(**row), name.format(**row), row[self.x], row[column])
             for column, name in self.lines.items()
             for row in mine
             if column in row and self.x in row
@@ -61,17 +60,8 @@ class Figure:
         for column in self.lines if self.rank else ():
             told = rank_correlation(mine, self.rank, column)
             across = f"{across}\nrank correlation with {column.replace('_', ' ')} {told}"
-        return line_panels(
-            points,
-            panel="panel",
-            line="line",
-            x="x",
-            y="y",
-            across=across if isinstance(across, str) else across.__getitem__,
-            up=self.up,
-            log_x=self.log_x,
-            log_y=self.log_y,
-        )
+        axes = {"log_x": self.log_x, "log_y": self.log_y}
+        return line_panels(points, across=across, up=self.up, **axes)
 
 
 @dataclass(frozen=True, kw_only=True)
