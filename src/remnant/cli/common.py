@@ -153,7 +153,7 @@ def check_seed(arguments: argparse.Namespace) -> None:
 
 
 def default_directory(spec: Mapping[str, Any]) -> Path:
-    """A directory of its own for each spec, so that no run is in another's way."""
+    """The directory of a run without --out: one for each spec, named by its hash."""
     from remnant.store import spec_hash
 
     return Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
@@ -303,7 +303,7 @@ def _lines(soon: float, every: float) -> Iterator[None]:
 
 
 def _tell(under_way: list[_Work], over: threading.Event, soon: float, every: float) -> None:
-    """What is under way, outermost first, until all is over."""
+    """Print the tasks under way, outermost first, from time to time until all is over."""
     told, at = None, 0.0
     while not over.wait(soon / 2):
         works, now = list(under_way), time.monotonic()

@@ -195,7 +195,7 @@ def _wrote(run: Run, path: Path) -> bool:
 
 
 def remove_run(folder: Path) -> None:
-    """File by file, so that what comes in between stays."""
+    """Remove the run's files one by one: a file that appears meanwhile is not removed with them."""
     for path in files_of(folder):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()

@@ -76,7 +76,7 @@ DEFENCES: Mapping[str, tuple[float | str, ...]] = {
 }
 """Each defence and its strengths."""
 
-# Why a defence has no say over an attack's release. None as strength: all of them.
+# Why a defence cannot change what an attack sees. None stands for every strength.
 NOT_FOR: Mapping[tuple[str, float | str | None, str], str] = {
     **{("rounding", "sign", name): "a model of signs is no model" for name in WEIGHTS},
     **{

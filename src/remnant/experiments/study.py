@@ -70,10 +70,10 @@ class Study:
 
     settings: arguments of `measure` by name. A list is varied; a name of several words holds
     tuples, a value for each word, that are varied together. `data` names datasets; the seed is
-    varied last, over `seeds` seeds. quick: what is unlike that in a grid of about a minute, of one
-    seed. measure: called with the records (where there is `data`) and the settings of one cell;
-    returns rows, to which the engine adds those settings. columns: those of a row that are
-    printed. condense: rows as they are drawn, where that is not as they were measured.
+    varied last, over `seeds` seeds. quick: settings that replace these in a grid of one seed that
+    takes about a minute. measure: called with the records (where there is `data`) and the settings
+    of one cell; returns rows, to which the engine adds those settings. columns: those of a row that
+    are printed. condense: turns the rows that were measured into those that are drawn.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What a user asks to be unlike a study's declaration. None: as declared."""
+    """What the user's flags change in a study's declaration. None: as declared."""
 
     quick: bool = False
     data: tuple[str, ...] | None = None
@@ -131,7 +131,7 @@ def listed(strengths: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any]]:
 
 
 def cells(values: Mapping[str, Any]) -> list[tuple[Row, Row]]:
-    """For every cell of the grid what is varied, and all arguments of its measure."""
+    """For every cell of the grid: the varied settings, and all arguments for `measure`."""
     found = []
     for point, whole in expand(values):
         varied: Row = {}
@@ -160,7 +160,7 @@ def study_data(
 
 
 def study_spec(name: str, values: Mapping[str, Any], data: Mapping[str, Examples]) -> Row:
-    """All that decides the rows. A dataset that is not there is no part of it."""
+    """All that decides the rows. A dataset that was not found is left out of it."""
     hashes = {key: store.hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
     return {"verb": f"study-{name}", "settings": dict(values), "data_hashes": hashes}
 

@@ -135,8 +135,8 @@ def _begun(path: Path, spec: dict[str, Any]) -> Run:
 def read_run(directory: str | Path, *, verify: bool = True) -> Run:
     """The run in `directory`, to read. Finished only while every file it listed is there.
 
-    A finished run of which a file is not what was written is a StoreError. `verify` is False for
-    who believes nothing of it: to remove it.
+    A finished run with a file that is not what was written is a StoreError. verify: False skips
+    that check, for a run that is listed or removed and not believed.
     """
     path = Path(directory)
     record = _read_record(path)
@@ -186,7 +186,7 @@ def finish(
 
 
 def discard(run: Run) -> None:
-    """Take back a run that has written nothing but its own `run.json`."""
+    """Remove a run that has written nothing but its own `run.json`."""
     if not run.finished and [p.name for p in run.path.iterdir()] == [RUN_FILE]:
         (run.path / RUN_FILE).unlink()
         run.path.rmdir()
@@ -206,13 +206,13 @@ def promise(run: Run, name: str, digest: str) -> None:
 
 
 def check_listed(run: Run, name: str) -> None:
-    """A finished run is known by its files alone: what lies beside them is not believed."""
+    """Refuse a file that a finished run does not list: somebody put it there."""
     if run.finished and name not in run.record.get("files", {}):
         raise StoreError(_altered(run.path / name))
 
 
 def _drop_strange(run: Run) -> None:
-    """Before an unfinished run is gone on with: away with results that it did not write.
+    """Remove from an unfinished run, before it is resumed, the results that it did not write.
 
     States say themselves whose they are (`save_state`); all else is in `run.json`.
     """
@@ -228,7 +228,7 @@ def _drop_strange(run: Run) -> None:
 
 
 def _hashes(record: Mapping[str, Any], name: str) -> list[str]:
-    """Those that a file of this name may have."""
+    """The hashes that a file of this name may have."""
     finished = record.get("files", {}).get(name)  # of a run that lost another file since
     return [*record.get(WRITTEN, {}).get(name, []), *([finished] if finished else [])]
 

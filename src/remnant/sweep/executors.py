@@ -148,7 +148,8 @@ def run_tasks(
 
 
 def _pickled(shared: Any) -> bytes:
-    """As bytes for a worker that can import what is installed, and not the user's own files."""
+    """What tasks share as bytes. Workers can import installed packages but not the user's own
+    files, so code from those is sent along."""
     for name, module in list(sys.modules.items()):
         if name.startswith(USER_MODULES):
             cloudpickle.register_pickle_by_value(module)
@@ -242,7 +243,7 @@ def _on_processes(
 
 
 def _end_with_parent(parent: int) -> None:
-    """In a worker: whoever asked for its tasks may be killed, and then nobody waits for them."""
+    """In a worker: end as soon as the process that asked for its tasks is gone, killed or not."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -303,7 +304,7 @@ def _on_ray(
 
 
 def _join(ray: Any, where: str) -> None:
-    """Connected until this process ends, since Ray takes seconds for it, or goes elsewhere."""
+    """Connect to Ray and stay so, since it takes seconds, until another cluster is asked for."""
     if ray.is_initialized():
         if _held.get("ray") == where:
             return

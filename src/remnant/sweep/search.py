@@ -197,7 +197,7 @@ def with_count(target: Target, how: Search) -> Target:
 def _judge_batch(
     batch: Fields, how: Search, attempt: Callable[[Fields, float], Tried]
 ) -> tuple[Judged, set[int]]:
-    """What becomes of a batch's trials, and which of them end early."""
+    """The value of each trial of a batch, and which of them were pruned."""
     going = {number: fields for number, fields in batch.items() if number < how.trials}
     judged: Judged = dict.fromkeys(batch.keys() - going, (None, "one too many"))
     pruned: set[int] = set()
@@ -294,7 +294,8 @@ def residual(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _worse_half(early: Judged, objective: Objective) -> set[int]:
-    """Those of a batch that end here. Trials that failed early go on, to fail in full."""
+    """The worse half of a batch, to be pruned. Trials that have no value yet are not judged by it
+    and go on with all their steps."""
     sign = -1.0 if objective == "consensus" else 1.0
     judged = sorted(
         (sign * value, number) for number, (value, _) in early.items() if value is not None
@@ -310,7 +311,7 @@ def _conclude(
     scaling: Scaling,
     alike: float = 0.9,
 ) -> Searched:
-    """The answer of what is here, and everything that was tried, here or elsewhere.
+    """The answer by this process's trials, and a record of all trials, other processes' too.
 
     alike: the correlation at which candidates of two trials count as one; at less they may be two
     records of one class.
