@@ -242,44 +242,30 @@ def headline(finding: Finding) -> str:
     return f"{finding.attack}: {finding.status}; {recovered}, counted {counted}"
 
 
-def print_text_scores(finding: Finding) -> None:
-    """Whole texts, and how alike the others are, beside the nulls."""
-    from remnant.bundle import NULLS
-
-    named = [(f"null: {words}", finding.nulls.get(name)) for name, (words, _) in NULLS.items()]
-    rows = [
-        (words, f"{held['recovered']}/{finding.records}", held["mean_tokens"], held["mean_run"])
-        for words, held in [("reconstructions", finding.summary), *named]
-        if held is not None
-    ]
-    print_table(("", "word for word", "tokens right", "longest run"), rows, numbers=True)
-
-
 def print_scores(finding: Finding) -> None:
     """How near the reconstructions are to the records, beside the nulls."""
     from remnant.bundle import NULLS
 
+    of, threshold = finding.records, finding.threshold
+    columns = [f"corr > {threshold:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4"]
+    keys = ["median_squared_l2", "max_squared_l2", "good_ssim"]
     if finding.summary.get("protocol") == "texts":
-        print_text_scores(finding)
-        return
-    columns = ("", f"corr > {finding.threshold:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4")
-    nulls = [
-        (f"null: {words}", *_cells(finding.nulls[name], finding.records))
-        for name, (words, _) in NULLS.items()
-        if name in finding.nulls
+        columns, keys = (
+            ["word for word", "tokens right", "longest run"],
+            ["mean_tokens", "mean_run"],
+        )
+    held = {f"null: {words}": finding.nulls.get(name) for name, (words, _) in NULLS.items()}
+    rows = [
+        (words, f"{scores['recovered']}/{of}", *(_score(scores, key, of) for key in keys))
+        for words, scores in ({"reconstructions": finding.summary} | held).items()
+        if scores is not None
     ]
-    ours = ("reconstructions", *_cells(finding.summary, finding.records))
-    print_table(columns, [ours, *nulls], numbers=True)
+    print_table(("", *columns), rows, numbers=True)
 
 
-def _cells(summary: Mapping[str, Any], records: int | None) -> list[Any]:
-    good = summary["good_ssim"]
-    return [
-        f"{summary['recovered']}/{records}",
-        summary["median_squared_l2"],
-        summary["max_squared_l2"],
-        None if good is None else f"{good}/{records}",
-    ]
+def _score(scores: Mapping[str, Any], key: str, records: int | None) -> Any:
+    value = scores[key]
+    return value if value is None or key != "good_ssim" else f"{value}/{records}"
 
 
 def read_seconds(run: Run) -> str:
