@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from remnant.cli import Parser, study
+from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
 from remnant.experiments import paper_002 as gradients
@@ -337,7 +338,7 @@ def command(*words):
     top = Parser(prog="remnant")
     study.add(top.add_subparsers(parser_class=Parser))
     given = top.parse_args(["study", *words])
-    return given.run(given)
+    return carry_out(given)
 
 
 def test_the_command_prints_a_table_or_json_and_shows_a_finished_study_again(
