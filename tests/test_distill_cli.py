@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from remnant.cli import Parser, distill
+from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
 from remnant.experiments import distill_table as table
@@ -20,7 +21,7 @@ def command(*words):
     top = Parser(prog="remnant")
     distill.add(top.add_subparsers(dest="verb", required=True, parser_class=Parser))
     given = top.parse_args(["distill", *words])
-    return given.run(given)
+    return carry_out(given)
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
 from remnant.progress import task
-from remnant.report.page import write_bundle, write_page
+from remnant.report.page import write_page
+from remnant.report.page.files import write_bundle
 from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
 from remnant.store import (
