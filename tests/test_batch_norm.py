@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from remnant import Gradient, Knowledge, Status, Target, capture
+from remnant import Gradient, GradientHook, Knowledge, Status, Target, capture, capture_step
 from remnant.evidence import one_gradient
+from remnant.models import read_weights
 from seeding import seeded
 
 WIDTH, FEATURES, RECORDS = 192, 40, 12
@@ -134,6 +135,19 @@ def test_what_does_not_belong_together_is_not_certified(wrong):
     found = Gradient()(target_of(model, gradient), generator=seeded())
     assert found.status is Status.INCONCLUSIVE
     assert not any(found.stated.passed)
+
+
+@pytest.mark.parametrize("how", ["step", "hook"])
+def test_a_loop_of_ones_own_is_captured_with_its_statistics(tmp_path, how):
+    model, (inputs, labels) = network().train(), batch()
+    sent, path = copy.deepcopy(model), tmp_path / "update.safetensors"
+    descent = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = capture_step(model, path) if how == "step" else GradientHook(path, model, descent)
+    with watched:
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        descent.step()
+    found = Gradient()(target_of(sent, read_weights(path)), generator=seeded())
+    assert found.status is Status.COMPLETE, found.reason
 
 
 def test_capture_keeps_the_statistics_that_a_step_left():

@@ -40,12 +40,7 @@ def batch_gradient(
         if value.numel() != 1:
             raise InputError(expected("loss", "one number", tuple(value.shape), "take its mean"))
         found = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
-    moved = {
-        name: value
-        for name, value in running_statistics(model).items()
-        if not torch.equal(value, before[name])
-    }
-    return moved | {
+    return moved_statistics(model, before) | {
         name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
         for (name, parameter), gradient in zip(trained.items(), found, strict=True)
     }
@@ -78,3 +73,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         do = "set requires_grad on those that are trained"
         raise InputError(expected("model", "parameters that are trained", "none", do))
     return trained
+
+
+def moved_statistics(model: nn.Module, before: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Batch norm's running statistics that are no longer what they were before."""
+    now = running_statistics(model)
+    return {name: value for name, value in now.items() if not torch.equal(value, before[name])}
