@@ -105,6 +105,6 @@ def test_a_name_that_cannot_be_a_file_is_unknown_too(source):
 
 
 def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
-    (tmp_path / "table.csv").write_text("1,2\n")
-    with pytest.raises(DataError, match=r"expected npz, idx .* got \.csv"):
-        load(tmp_path / "table.csv")
+    (tmp_path / "table.xlsx").write_text("1,2\n")
+    with pytest.raises(DataError, match=r"expected npz, csv, idx .* got \.xlsx"):
+        load(tmp_path / "table.xlsx")

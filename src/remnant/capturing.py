@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from remnant.errors import InputError, expected
 from remnant.models import save_weights
 from remnant.training.batch_gradient import batch_gradient as capture
-from remnant.training.batch_gradient import trained_parameters
+from remnant.training.batch_gradient import moved_statistics, running_statistics, trained_parameters
 from remnant.types import Weights
 
 __all__ = ["GradientHook", "capture", "capture_step", "save_gradient"]
@@ -47,15 +47,17 @@ def capture_step(model: nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
 
     What the parameters held before the block is taken off again, so gradients accumulated earlier
     do not matter. The block must not clear them (call zero_grad before it). Frozen parameters are
-    left out. Nothing is written if the block raises.
+    left out; batch norm's running statistics are there as the block left them, if it moved them.
+    Nothing is written if the block raises.
     """
-    trained = trained_parameters(model)
+    trained, statistics = trained_parameters(model), running_statistics(model)
     before = {name: p.grad.detach().clone() for name, p in trained.items() if p.grad is not None}
     yield
     if all(parameter.grad is None for parameter in trained.values()):
         do = "call loss.backward() inside the block"
         raise InputError(expected("capture", "a gradient after the block", "none", do))
-    save_gradient(path, {n: _added(p, before.get(n)) for n, p in trained.items()})
+    added = {n: _added(p, before.get(n)) for n, p in trained.items()}
+    save_gradient(path, added | moved_statistics(model, statistics))
 
 
 class GradientHook:
@@ -81,7 +83,8 @@ class GradientHook:
             raise InputError(expected("capture: step", "0 or more", step))
         self.path, self.step = path, step
         self.seen, self.written = 0, False
-        self._trained = trained_parameters(model)
+        self._model, self._trained = model, trained_parameters(model)
+        self._statistics = running_statistics(model)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not held & {id(parameter) for parameter in self._trained.values()}:
             raise InputError(
@@ -92,8 +95,10 @@ class GradientHook:
 
     def _before_step(self) -> None:
         if self.seen == self.step:
-            save_gradient(self.path, {n: _added(p, None) for n, p in self._trained.items()})
+            held = {n: _added(p, None) for n, p in self._trained.items()}
+            save_gradient(self.path, held | moved_statistics(self._model, self._statistics))
             self.written = True
+        self._statistics = running_statistics(self._model)
         self.seen += 1
 
     def __enter__(self) -> Self:

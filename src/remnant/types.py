@@ -42,6 +42,7 @@ class Examples:
     Labels are `n` integers (classes) or `n` / `n x c` floats (regression targets).
     `bounds` is the box of the data's own scale, (0, 1) for images, None for tables.
     Texts are inputs of whole numbers, n x length tokens, -1 after the end of each.
+    `features` are a table's column names, where its file has them.
     """
 
     inputs: Tensor
@@ -49,6 +50,7 @@ class Examples:
     ids: tuple[str, ...]
     bounds: tuple[float, float] | None = (0.0, 1.0)
     name: str = "data"
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.inputs)
@@ -62,6 +64,9 @@ class Examples:
             if bool(ended[:, :1].any()) or bool((ended[:, :-1] & ~ended[:, 1:]).any()):
                 wanted = "tokens from 0, -1 only after the end"
                 raise InputError(expected(f"{self.name}: inputs", wanted, "others"))
+        if self.features and self.shape != (len(self.features),):
+            wanted = f"{len(self.features)} features, one a name"
+            raise InputError(expected(f"{self.name}: inputs", wanted, self.shape))
         if len(self.labels) != n:
             raise InputError(
                 expected(f"{self.name}: labels", f"{n}, one a record", len(self.labels))
@@ -105,6 +110,7 @@ class Examples:
             ids=tuple(self.ids[i] for i in rows.tolist()),
             bounds=self.bounds,
             name=self.name,
+            features=self.features,
         )
 
 

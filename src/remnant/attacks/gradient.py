@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -9,6 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.gradient_batch_norm import (
+    STATISTICS,
+    NormedPair,
+    fold,
+    in_training,
+    normed_pair,
+    recover_through_norm,
+)
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -116,25 +125,63 @@ class Gradient:
         target = scene.target
         inputs = target.scaling.to_model(strangers.inputs.reshape(-1, *target.input_shape))
         inputs = inputs.to(next(target.model.parameters()))  # tables may be in double precision
-        gradient = batch_gradient(target.model, scene.loss, (inputs, strangers.labels))
+        normed, model = normed_pair(target.model), copy.deepcopy(target.model)
+        if normed is not None and in_training(target, normed):
+            model.train()
+        gradient = batch_gradient(model, scene.loss, (inputs, strangers.labels))
         count = len(strangers)
         held = replace(target.knowledge, gradient=gradient, labels=None, records=count)
         return replace(target, knowledge=held)
 
     def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
+        normed = normed_pair(target.model)
+        if normed is not None:
+            return self.through_norm(target, evidence, normed, generator)
         pair = first_pair(target.model, after_convolutions=True)
         if isinstance(pair, str):
             return nothing(target, Status.NOT_APPLICABLE, pair)
         deep = read_deep(target.model, evidence.vector)
         if not isinstance(deep, str) and smooth_end(deep):
             return self.one_smooth_layer(target, evidence, deep, generator)
+        first = pair.first.affine(evidence.start), pair.first.affine(evidence.vector)
+        recovery = self.dense(target, evidence, pair, first, generator)
+        return conclude(target, evidence, pair, recovery, generator)
+
+    def through_norm(
+        self, target: Target, evidence: Evidence, normed: NormedPair, generator: torch.Generator
+    ) -> Candidates:
+        """Batch norm after the first dense layer, in training or in evaluation mode."""
+        if in_training(target, normed):
+            return recover_through_norm(target, normed, generator)
+        folded = fold(evidence, normed)
+        if isinstance(folded, str):
+            return nothing(target, Status.INCONCLUSIVE, folded)
+        pair = Pair(
+            first=normed.first, activation=normed.activation, next=normed.next, last=normed.last
+        )
+        recovery = self.dense(target, evidence, pair, folded, generator)
+        found = conclude(target, evidence, pair, recovery, generator)
+        if found.stated.certified:
+            return found
+        return replace(found, reason=f"{found.reason}; if it was taken otherwise, {STATISTICS}")
+
+    def dense(
+        self,
+        target: Target,
+        evidence: Evidence,
+        pair: Pair,
+        first: tuple[Tensor, Tensor],
+        generator: torch.Generator,
+    ) -> BatchRecovery:
+        """The batch behind two dense layers; first: the first one and its gradient, with its
+        bias."""
         layers = Layers(
-            first=pair.first.affine(evidence.start),
-            first_gradient=pair.first.affine(evidence.vector),
+            first=first[0],
+            first_gradient=first[1],
             next_weight=evidence.start[pair.next.weight],
             next_gradient=pair.next.affine(evidence.vector),
             activation=pair.activation,
-            bias=pair.first.bias is not None,
+            bias=first[0].shape[1] > evidence.start[pair.first.weight].shape[1],
             last=pair.last,
             precision=evidence.precision,
         )
@@ -149,7 +196,7 @@ class Gradient:
             blends = int((recovery.passed & ~apart).sum())
             reason = recovery.reason + (f"; {blends} of them {BLENDS}" if blends else "")
             recovery = replace(recovery, passed=recovery.passed & apart, reason=reason)
-        return conclude(target, evidence, pair, recovery, generator)
+        return recovery
 
     def one_smooth_layer(
         self, target: Target, evidence: Evidence, deep: Deep, generator: torch.Generator

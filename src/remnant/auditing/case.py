@@ -14,6 +14,7 @@ from remnant.data import draw
 from remnant.errors import DataError, InputError, expected
 from remnant.training import loss_named
 from remnant.types import Examples, Target
+from remnant.untrusted import shown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +48,7 @@ class Case:
                 raise InputError(expected(f"audit: {name}", wanted, examples.shape))
             if not len(examples):
                 raise InputError(expected(f"audit: {name}", "records", "none"))
+            self._check_features(name, examples)
             empty = [i for i, one in enumerate(examples.ids) if not one.strip()]
             if empty:
                 do = "name it, or leave ids out for all"
@@ -62,6 +64,15 @@ class Case:
             do = "leave them out: a null must not have been trained on"
             got = f"{len(shared)} of the training set's"
             raise InputError(expected("audit: holdout or public", "other records", got, do))
+
+    def _check_features(self, name: str, examples: Examples) -> None:
+        """Columns of two tables mean the same only under the same names, in the same order."""
+        own, theirs = self.truth.features, examples.features
+        if own and theirs and own != theirs:
+            k = next(i for i, pair in enumerate(zip(own, theirs, strict=True)) if len({*pair}) > 1)
+            wanted = f"the columns of the training data, {shown(own[k])} at {k + 1}"
+            do = "give the same columns, and every word of a category in both"
+            raise InputError(expected(f"audit: {name}", wanted, shown(theirs[k]), do))
 
     @property
     def scene(self) -> Scene:

@@ -33,6 +33,7 @@ from remnant.auditing.verdict import exposed_records, exposure_list, judge, over
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
+from remnant.models.linear_files import LinearModel
 from remnant.progress import task
 from remnant.report.page import write_page
 from remnant.report.page.files import write_bundle
@@ -377,7 +378,8 @@ def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
 
 def _about(case: Case) -> dict[str, Any]:
     model = case.target.model
-    features = getattr(model, "features", ())
+    own = model.features if isinstance(model, LinearModel) else ()
+    features = case.truth.features or own
     return {
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from remnant.data.bundled import BUNDLED
 from remnant.data.cifar import cifar_file, cifar_folder, read_cifar_archive, read_cifar_files
+from remnant.data.csv_table import read_csv
 from remnant.data.folder import read_folder
 from remnant.data.idx import idx_images, read_idx
 from remnant.data.npz import read_npz
@@ -42,7 +43,7 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
 
     The data directory is `data_dir`, else the environment's REMNANT_DATA. Below it, endings may be
     left off (`cifar10` finds `cifar10.npz` or the archive as published). A bundled name goes first;
-    `./mnist` or a Path is always a path. Files: npz, idx, CIFAR archives, folders of pictures.
+    `./mnist` or a Path is always a path. Files: npz, csv, idx, CIFAR archives, folders of pictures.
     `limit` is the most bytes that the inputs may fill as float32.
     """
     if isinstance(source, str) and source in BUNDLED:
@@ -91,6 +92,8 @@ def _read(path: Path, limit: int) -> Examples:
     lower = path.name.lower()
     if lower.endswith(".npz"):
         return read_npz(path, path.stem, limit)
+    if lower.endswith((".csv", ".tsv")):
+        return read_csv(path, path.stem, limit)
     tar = next((end for end in TARS if lower.endswith(end)), None)
     if tar is not None:
         return read_cifar_archive(path, path.name[: -len(tar)], limit)
@@ -102,7 +105,9 @@ def _read(path: Path, limit: int) -> Examples:
     if lower.endswith((".txt", ".jsonl")):
         do = "give a Hugging Face directory as --weights or --model hf:DIR"
         raise DataError(expected(str(path), "data of a model of numbers", "texts", do))
-    kinds = "npz, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz) or a folder of pictures"
+    kinds = (
+        "npz, csv, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz) or a folder of pictures"
+    )
     raise DataError(expected(str(path), kinds, path.suffix or "no ending"))
 
 

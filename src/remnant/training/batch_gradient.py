@@ -24,13 +24,14 @@ def batch_gradient(
     what came before is trained on the next token. The model's mode (training or evaluation),
     its `requires_grad` flags and any gradients it holds stay as they are; frozen parameters are
     left out, and parameters that the loss does not reach have gradient zero. A forward pass in
-    training mode still moves batch norm's running statistics, as it does in training.
+    training mode moves batch norm's running statistics, as it does in training: what they became
+    is there too, by name, since a client sends them with its update.
     """
     inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Examples) else batch
     if len(inputs) != len(labels) or not len(inputs):
         got = f"{len(inputs)} inputs and {len(labels)} labels"
         raise InputError(expected("batch", "one label an input, at least one", got))
-    trained = trained_parameters(model)
+    trained, before = trained_parameters(model), running_statistics(model)
     with torch.enable_grad():
         outputs = real_outputs(outputs_for(model, inputs), len(inputs), "model")
         if outputs.ndim == 3 and isinstance(batch, Examples):
@@ -39,10 +40,17 @@ def batch_gradient(
         if value.numel() != 1:
             raise InputError(expected("loss", "one number", tuple(value.shape), "take its mean"))
         found = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
-    return {
+    return moved_statistics(model, before) | {
         name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
         for (name, parameter), gradient in zip(trained.items(), found, strict=True)
     }
+
+
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of batch norm's running means and variances, by name."""
+    held = dict(model.named_buffers())
+    ends = ("running_mean", "running_var")
+    return {name: held[name].detach().clone() for name in held if name.endswith(ends)}
 
 
 def batch_loss(
@@ -65,3 +73,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         do = "set requires_grad on those that are trained"
         raise InputError(expected("model", "parameters that are trained", "none", do))
     return trained
+
+
+def moved_statistics(model: nn.Module, before: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Batch norm's running statistics that are no longer what they were before."""
+    now = running_statistics(model)
+    return {name: value for name, value in now.items() if not torch.equal(value, before[name])}
