@@ -153,7 +153,7 @@ def grow(
                 values=torch.cat([alive.values[old], values[new][:, None]], 1),
             )
             advance(note=f"{len(old)} prefixes")
-            if not len(old):
+            if not len(old) or (place and _repeats(alive.tokens, decoder)):
                 break
     leaves += [tuple(row) for row in alive.tokens.tolist()]
     return Prefixes(leaves=_told_apart(leaves), accepted=accepted, rejected=rejected)
@@ -204,6 +204,11 @@ def _residuals(
         read = decoder.read(decoder.layout.blocks[1], left)
         found[close] = torch.maximum(found[close], spans["next"].residual(read))
     return found
+
+
+def _repeats(tokens: Tensor, decoder: Decoder) -> bool:
+    """Whether all that is left are repetitions of a first token, which nothing would end."""
+    return decoder.turns is not None and bool((tokens == tokens[:, :1]).all())
 
 
 def _told_apart(leaves: list[Text]) -> list[Text]:
