@@ -193,7 +193,7 @@ def _explained(
 def _best(
     end: _End, wanted: Tensor, at: Sequence[int], smoothing: float, tolerances: Tolerances
 ) -> list[int]:
-    """The token whose loss points most nearly where each of `wanted` (by `at`, or its rows) does."""
+    """The token whose loss points most nearly where each of `wanted` does (all, or those of `at`)."""
     if not at:
         return []
     wanted = (wanted if len(wanted) == len(at) else wanted[list(at)]).to(end.rows)

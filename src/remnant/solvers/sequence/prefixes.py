@@ -221,5 +221,3 @@ def _told_apart(leaves: list[Text]) -> list[Text]:
         elif leaf and leaf[0] not in longer:
             kept[leaf[:1]] = None
     return list(kept)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,6 +38,7 @@ class Recovery:
     error: float | None = None
     stopped: str = ""
     figures: dict[str, float | int] = field(default_factory=dict)
+    proved: bool = False  # the texts give back the whole gradient, so that they are all of it
     refused: bool = False  # the model is none that this solver knows
 
 
@@ -45,7 +47,7 @@ def recover_sequences(
     layout: Layout,
     vector: Weights,
     *,
-    precision: float,
+    precision: Mapping[str, float],
     longest: int,
     tolerances: Tolerances,
     generator: torch.Generator,
@@ -53,11 +55,12 @@ def recover_sequences(
     """The sequences whose mean loss has this gradient at the model's weights, as far as they show.
 
     vector: the gradient by parameter name, at any scale; tensors of zeros alone are not held.
-    precision: relative rounding of its numbers. longest: the most tokens that a text may have.
+    precision: relative rounding of its numbers, by name. longest: the most tokens of a text.
     """
-    near = max(tolerances.near, tolerances.noise * precision)
+    rounding = overall(vector, precision)
+    near = max(tolerances.near, tolerances.noise * rounding)
     tolerances = replace(tolerances, near=near)
-    places = used_places(vector, layout, precision)
+    places = used_places(vector, layout, rounding)
     decoder = read_decoder(model, layout, min(longest, (places or longest) + 1))
     if isinstance(decoder, str):
         return Recovery(stopped=decoder, refused=True)
@@ -69,11 +72,12 @@ def recover_sequences(
     def span_of(layers: tuple[Linear, ...]) -> InputSpan | None:
         if not _held(vector, layers):
             return None
+        worst = max(precision[layer.weight] for layer in layers)
         return input_span(
-            vector, layers, precision=precision, tolerances=tolerances, generator=generator
+            vector, layers, precision=worst, tolerances=tolerances, generator=generator
         )
 
-    moved = moved_rows(vector.get(layout.embedding or ""), precision)
+    moved = moved_rows(vector.get(layout.embedding or ""))
     tokens = _tokens(decoder, span_of(first.reads), moved, places, tolerances)
     if tokens is None:
         return Recovery(stopped=_filled("attention", layout))
@@ -94,7 +98,7 @@ def recover_sequences(
         return Recovery(stopped=why, figures=figures)
     length = len(decoder.places) if places is None else places
     found = grow(decoder, usable, tokens.at, length, tolerances)
-    return _concluded(model, layout, vector, found, certain, precision, tolerances, figures)
+    return _concluded(model, layout, vector, found, certain, rounding, tolerances, figures)
 
 
 def _filled(part: str, layout: Layout) -> str:
@@ -128,9 +132,9 @@ def _tokens(
     return Tokens(found=moved, at=[moved] * (1 if decoder.turns else count), worst=0.0, best=1.0)
 
 
-def moved_rows(table: Tensor | None, precision: float) -> Tensor | None:
-    """The rows of an embedding's gradient that are not zero: exactly the tokens that went in, unless
-    the output layer is the same table; None where most rows moved, or none."""
+def moved_rows(table: Tensor | None) -> Tensor | None:
+    """The rows of an embedding's gradient that are not zero: exactly the tokens that went in, if the
+    output layer is another table; None where most rows moved, or none."""
     if table is None:
         return None
     moved = (table != 0).any(1)
@@ -176,15 +180,24 @@ def _concluded(
     flows = snapped(labels.flows, weights, tolerances)
     again = compare(vector, gradient_of(model, flows, labels.smoothing))
     figures |= {"smoothing": labels.smoothing, "label_fit": labels.fit}
-    level = certified_below(precision, tolerances)
+    proved = again.error <= certified_below(precision, tolerances)
     return Recovery(
         texts=texts,
         counts=counts_of(weights, tolerances),
-        sure=[again.error <= level] * len(texts),
+        sure=[proved] * len(texts),
+        proved=proved,
         tokens=certain,
         error=again.error,
         figures=figures,
     )
+
+
+def overall(vector: Weights, precision: Mapping[str, float]) -> float:
+    """The relative rounding of the whole vector, out of that of its tensors."""
+    squares = {name: float(value.double().square().sum()) for name, value in vector.items()}
+    whole = sum(squares.values())
+    noise = sum(square * precision[name] ** 2 for name, square in squares.items())
+    return (noise / whole) ** 0.5 if whole else 1.0
 
 
 def certified_below(precision: float, tolerances: Tolerances) -> float:
