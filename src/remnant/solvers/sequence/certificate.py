@@ -95,3 +95,43 @@ def compare(held: Weights, again: Mapping[str, Tensor]) -> Returned:
         return Returned(error=1.0, scale=0.0)
     left = max(0.0, whole - cross * cross / square)
     return Returned(error=(left / whole) ** 0.5, scale=cross / square)
+
+
+def replayed(
+    model: nn.Module, flows: Flows, smoothing: float, change: Weights, *, most: int = 6
+) -> tuple[Returned, int]:
+    """The change of weights by several equal steps of gradient descent on the same batch, computed
+    again: for 1 to `most` steps, each at the step size that fits best; the best of them."""
+    again = gradient_of(model, flows, smoothing)
+    best, steps = compare(change, again), 1
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for count in range(2, most + 1):
+        size = compare(change, again).scale / count
+        found = Returned(error=1.0, scale=0.0)
+        for _ in range(3):  # the fit of the step size is nearly linear
+            moved = _descend(model, start, flows, smoothing, size, count)
+            found = compare(change, moved)
+            size *= found.scale
+        if found.error < best.error:
+            best, steps = found, count
+        elif count > 2:
+            break
+    return best, steps
+
+
+def _descend(
+    model: nn.Module, start: Weights, flows: Flows, smoothing: float, size: float, count: int
+) -> dict[str, Tensor]:
+    """What `count` steps take off the weights; the model is at `start` again afterwards."""
+    try:
+        for _ in range(count):
+            gradient = gradient_of(model, flows, smoothing)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name in gradient:
+                        parameter.sub_(gradient[name], alpha=size)
+        return {name: start[name] - p.detach() for name, p in model.named_parameters()}
+    finally:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(start[name])
