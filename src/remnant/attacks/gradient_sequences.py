@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remnant.attacks.about import Cost, Scene
 from remnant.attacks.outcome import nothing
 from remnant.evidence import stored_precision
-from remnant.models.tokens import is_causal, longest_of, takes_tokens
+from remnant.models.tokens import is_causal, longest_of
 from remnant.solvers.sequence.certificate import replayed
 from remnant.solvers.sequence.labels import alike_flows
 from remnant.solvers.sequence.layouts import Kind, Layout, read_layout
@@ -76,7 +76,7 @@ def from_sequences(target: Target, generator: torch.Generator) -> Candidates:
 
 def _kind_probed(target: Target, layout: Layout) -> Layout:
     """nn.TransformerEncoder is used both ways: one that sees only what came before is a decoder."""
-    if layout.kind != "encoder" or not takes_tokens(target.model):
+    if layout.kind != "encoder" or layout.embedding is None:
         return layout
     probe = torch.arange(min(4, *target.input_shape))[None]
     return replace(layout, kind="decoder") if is_causal(target.model, probe) else layout

@@ -232,6 +232,12 @@ def certified_below(precision: float, tolerances: Tolerances) -> float:
     return min(tolerances.loosest, max(tolerances.returned, tolerances.rounded * precision))
 
 
+def _emptied(found: Recovery) -> Recovery:
+    """Without texts that leave most of the gradient unexplained: they are none of the batch's."""
+    why = f"what fits the first blocks leaves {found.error:.0%} of the gradient unexplained"
+    return Recovery(stopped=why, tokens=found.tokens, figures=found.figures)
+
+
 def recover_in_noise(
     model: nn.Module,
     layout: Layout,
@@ -253,7 +259,9 @@ def recover_in_noise(
         )  # fmt: skip
         if found.proved or found.refused:
             return found
-        better = best is None or (found.error or 2.0) < (best.error or 2.0)
-        best = found if better else best
+        if best is None:
+            best = found if (found.error or 0.0) < tolerances.plausible else _emptied(found)
+        elif (found.error or 1.0) < min(tolerances.plausible, best.error or 1.0):
+            best = found
     assert best is not None
     return best

@@ -78,6 +78,8 @@ def input_span(
         level = tolerances.above * rounding_level(matrix, precision)
         rank = int((values > level).sum()) if bool((values <= level).any()) else len(matrix)
     null = left[:, rank:]
+    if null.shape[1] < tolerances.fewest:
+        null, rank = null[:, :0], len(matrix)
     if null.shape[1] > tolerances.probes:
         shape = (null.shape[1], tolerances.probes)
         mixed = torch.randn(shape, generator=generator, dtype=torch.float64)
