@@ -58,6 +58,7 @@ ABOUT = About(
     needs=("weights", "gradient"),
     takes=(*HELD, "loss", "tokenizer"),
     missing="gradient",
+    limit=gradient_sequences.limit,
     stronger="give --gradient, what a client would send (remnant.capture), for federated training",
     spaces={
         "default": Space(

@@ -224,6 +224,18 @@ def why_not(scene: Scene) -> str | None:
     return layout if isinstance(layout, str) else None
 
 
+def limit(scene: Scene) -> str | None:
+    """Where the records have more tokens to predict than the model is wide: no order comes back,
+    unless many texts begin alike."""
+    layout = read_layout(scene.target.model) if scene.tokens is not None else ""
+    if isinstance(layout, str) or layout.kind != "decoder" or scene.tokens is None:
+        return None
+    if scene.tokens < layout.width:
+        return None
+    left = "order is lost" if layout.tied else "only the set of tokens comes back"
+    return f"{scene.tokens} tokens to predict are no fewer than the width, {layout.width}: {left}"
+
+
 def cost(scene: Scene) -> Cost:
     """Of growing prefixes, each with every token of the batch: `records` texts of some 32 tokens,
     by measured runs. The vocabulary is passed over in blocks."""
