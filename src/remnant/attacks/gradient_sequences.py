@@ -156,6 +156,10 @@ def from_decoder(
         return nothing(target, Status.NOT_APPLICABLE, found.stopped)
     if held.change and found.flows and not found.proved:
         found = _replayed(held, found, tolerances)
+    still = sum(not bool(value.any()) for value in held.vector.values())
+    if still and not found.proved:
+        why = f"{still} of {len(held.vector)} parameters did not change, as adapters leave them"
+        found = replace(found, stopped=f"{found.stopped}; {why}".removeprefix("; "))
     return as_candidates(target, found, held.whose)
 
 

@@ -111,6 +111,11 @@ def recover_sequences(
         return Recovery(stopped=f"{why}; {also}", tokens=kept, figures=figures)
     length = len(decoder.places) if places is None else places
     found = grow(decoder, usable, tokens.at, length, tolerances)
+    if found.crowded or not found.leaves:
+        much = "too many prefixes fit" if found.crowded else "no prefix fits"
+        also = "" if moved is None else f"; the set of {len(certain)} tokens is certain"
+        why = f"{much} what the first blocks read{also}"
+        return Recovery(stopped=why, tokens=None if moved is None else certain, figures=figures)
     return _concluded(model, layout, vector, found, certain, rounding, tolerances, figures)
 
 
@@ -186,10 +191,6 @@ def _concluded(
     """Labels, ends and the certificate of what was grown."""
     figures["prefix_worst"] = max(found.accepted, default=0.0)
     figures["prefix_next"] = min(found.rejected, default=1.0)
-    if found.crowded or not found.leaves:
-        much = "too many prefixes fit" if found.crowded else "no prefix fits"
-        why = f"{much} what the first blocks read; the set of {len(certain)} tokens is what fits"
-        return Recovery(stopped=why, tokens=certain, figures=figures)
     labels = find_labels(model, layout, vector, found.leaves, tolerances)
     if isinstance(labels, str):
         texts = found.leaves
