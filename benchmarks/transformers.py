@@ -144,42 +144,42 @@ def rows_precision(bench: Bench) -> None:
 
 
 def rows_noise(bench: Bench) -> None:
-    model, tokens = bench.gpt2(256, 4), bench.batch(4, 16)
+    model, tokens = bench.gpt2(128, 2, 5000), bench.batch(4, 16, 5000)
     plain = gradient(model, tokens)
     for share in (1e-3, 1e-2, 1e-1):
         noisy = {
             n: g + share * g.square().mean().sqrt() * torch.randn(g.shape, generator=bench.draw)
             for n, g in plain.items()
         }
-        play(f"GPT-2 d256 4x16, noise {share:.1%}", model, tokens, gradient=noisy)
+        play(f"GPT-2 d128 4x16, noise {share:.1%}", model, tokens, gradient=noisy)
     clipped = {n: g * 0.01 for n, g in plain.items()}
-    play("GPT-2 d256 4x16, clipped", model, tokens, gradient=clipped)
+    play("GPT-2 d128 4x16, clipped", model, tokens, gradient=clipped)
     drop = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-    model = bench.gpt2(256, 4, **drop)
+    model = bench.gpt2(128, 2, 5000, **drop)
     held = gradient(model.train(), tokens)
-    play("GPT-2 d256 4x16, dropout 0.1", model.eval(), tokens, gradient=held)
-    model = bench.gpt2(256, 4)
+    play("GPT-2 d128 4x16, dropout 0.1", model.eval(), tokens, gradient=held)
+    model = bench.gpt2(128, 2, 5000)
     held = gradient(model, tokens)
     for name in ("transformer.wte.weight", "transformer.wpe.weight"):
         held[name] = torch.zeros_like(held[name])
-    play("GPT-2 d256 4x16, embeddings frozen", model, tokens, gradient=held)
+    play("GPT-2 d128 4x16, embeddings frozen", model, tokens, gradient=held)
 
 
 def rows_checkpoints(bench: Bench) -> None:
-    model, tokens = bench.gpt2(256, 4), bench.batch(4, 16)
+    model, tokens = bench.gpt2(128, 2, 5000), bench.batch(4, 16, 5000)
     for steps, rate in ((1, 1.0), (1, 1e-2), (1, 1e-4), (5, 1e-3), (5, 1e-2)):
         after, _ = trained(model, [tokens], "SGD", steps, lr=rate)
-        play(f"GPT-2 d256 4x16, SGD {steps} steps at {rate:g}", after, tokens,
+        play(f"GPT-2 d128 4x16, SGD {steps} steps at {rate:g}", after, tokens,
              initial=weights(model))  # fmt: skip
     for steps in (1, 3):
-        batches = [bench.batch(2, 16) for _ in range(steps)]
+        batches = [bench.batch(2, 16, 5000) for _ in range(steps)]
         after, optimizer = trained(model, batches, "AdamW", steps, lr=5e-5)
-        play(f"GPT-2 d256 {steps} of 2x16, exp_avg", after, torch.cat(batches),
+        play(f"GPT-2 d128 {steps} of 2x16, exp_avg", after, torch.cat(batches),
              gradient=sums(after, optimizer), initial=weights(model))  # fmt: skip
-    model = bench.gpt2(256, 4, tie_word_embeddings=False)
-    batches = [bench.batch(4, 16) for _ in range(100)]
+    model = bench.gpt2(128, 2, 5000, tie_word_embeddings=False)
+    batches = [bench.batch(4, 16, 5000) for _ in range(100)]
     after, _ = trained(model, batches, "AdamW", 100, lr=5e-5, weight_decay=0.01)
-    play("GPT-2 d256 untied, AdamW 100 of 4x16", after, torch.cat(batches), initial=weights(model))
+    play("GPT-2 d128 untied, AdamW 100 of 4x16", after, torch.cat(batches), initial=weights(model))
 
 
 def rows_nulls(bench: Bench, tries: int = 50) -> None:

@@ -166,8 +166,10 @@ def from_decoder(
 def _replayed(held: Held, found: Recovery, tolerances: Tolerances) -> Recovery:
     """Proved by several steps of descent on the batch, if one does not explain the change."""
     level = certified_below(overall(held.vector, held.precision), tolerances)
-    for flows in (alike_flows(found.texts), found.flows):
-        again, steps = replayed(held.model, flows, found.smoothing, held.vector)
+    alike = alike_flows(found.texts)
+    ways = [(alike, 0.0), (alike, found.smoothing)] if found.smoothing else [(alike, 0.0)]
+    for flows, smoothing in (*ways, (found.flows, found.smoothing)):
+        again, steps = replayed(held.model, flows, smoothing, held.vector)
         if again.error <= level:
             figures = {**found.figures, "steps": steps}
             sure = [True] * len(found.texts)

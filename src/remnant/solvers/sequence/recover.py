@@ -120,10 +120,10 @@ def recover_sequences(
 
 
 def _filled(layout: Layout) -> str:
-    """The reason where more different states than the width went through the first block."""
+    """The reason where a gradient's spectrum does not end within the width."""
     return (
-        f"the batch has at least as many different prefixes as the model is wide ({layout.width}): "
-        "they fill the space that each would have to stand out from, and no order can be told"
+        f"the batch has at least as many different prefixes as the model is wide ({layout.width}), "
+        "or noise hides how many: nothing stands out, and no order can be told"
     )
 
 

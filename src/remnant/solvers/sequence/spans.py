@@ -58,7 +58,7 @@ def input_span(
     precision: float,
     tolerances: Tolerances,
     generator: torch.Generator,
-    known: dict[str, tuple[Tensor, Tensor]],
+    known: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> InputSpan:
     """The space of the inputs that layers with a common input share, out of their gradients.
 
@@ -66,7 +66,7 @@ def input_span(
     """
     matrix, biased = stacked(vector, layers)
     matrix = matrix.double()
-    name = layers[0].weight
+    name, known = layers[0].weight, {} if known is None else known
     if name not in known:
         full = matrix.shape[1] < matrix.shape[0]
         known[name] = torch.linalg.svd(matrix, full_matrices=full)[:2]
