@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,21 +103,44 @@ def replayed(
 ) -> tuple[Returned, int]:
     """The change of weights by several equal steps of gradient descent on the same batch, computed
     again: for 1 to `most` steps, each at the step size that fits best; the best of them."""
-    again = gradient_of(model, flows, smoothing)
-    best, steps = compare(change, again), 1
+    best, steps = compare(change, gradient_of(model, flows, smoothing)), 1
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    size = best.scale
     for count in range(2, most + 1):
-        size = compare(change, again).scale / count
-        found = Returned(error=1.0, scale=0.0)
-        for _ in range(3):  # the fit of the step size is nearly linear
-            moved = _descend(model, start, flows, smoothing, size, count)
-            found = compare(change, moved)
-            size *= found.scale
-        if found.error < best.error:
-            best, steps = found, count
-        elif count > 2:
+        size *= (count - 1) / count
+        found, size = _fitted(model, start, flows, smoothing, change, size, count)
+        if found.error >= best.error:
             break
+        best, steps = found, count
     return best, steps
+
+
+def _fitted(
+    model: nn.Module,
+    start: Weights,
+    flows: Flows,
+    smoothing: float,
+    change: Weights,
+    size: float,
+    count: int,
+    tries: int = 6,
+) -> tuple[Returned, float]:
+    """The best of `tries` step sizes: where the change computed again has scale 1, by secants on
+    logarithms."""
+    best, at = Returned(error=float("inf"), scale=0.0), size
+    known = list[tuple[float, float]]()
+    for _ in range(tries):
+        found = compare(change, _descend(model, start, flows, smoothing, size, count))
+        if found.error < best.error:
+            best, at = found, size
+        if not found.scale > 0:
+            break
+        known.append((math.log(size), math.log(found.scale)))
+        (x, y), (before, other) = known[-1], known[-2 if len(known) > 1 else -1]
+        if y == 0 or (x != before and y == other):
+            break
+        size = math.exp(x + y if x == before else x - y * (x - before) / (y - other))
+    return best, at
 
 
 def _descend(
