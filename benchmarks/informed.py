@@ -1,7 +1,7 @@
 """The informed adversary (001): 784-10-10 on MNIST, 1000 known records, 100 epochs of descent at
 0.2 with momentum 0.9.
 
-    python benchmarks/informed.py replay [--targets 100] [--evaluations 80] [--once]
+    python benchmarks/informed.py replay [--targets 100] [--evaluations 80]
     python benchmarks/informed.py relu --targets 20
     python benchmarks/informed.py adam --targets 20
     python benchmarks/informed.py batches --targets 10
@@ -11,7 +11,7 @@
         --shadows 300 --targets 20
 
 Times are CPU seconds of one thread. A target counts as flagged if its residual is above the
-tolerance: then nothing is claimed of it. --once: no second chance for those. Replay prints a line
+tolerance: then nothing is claimed of it. Replay prints a line
 for every five targets, with the totals so far, so that a run cut short is not lost.
 """
 
@@ -131,8 +131,7 @@ def learned_line(
 
 def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
     learned = asked.what.endswith("learned")
-    hopeful = {"hopeful": 0.0} if asked.once else {}
-    replaying = ReplaySettings(evaluations=asked.evaluations, **hopeful)
+    replaying = ReplaySettings(evaluations=asked.evaluations)
     settings = Sizes(
         records=asked.fixed,
         shadows=asked.shadows if learned else 0,
@@ -169,7 +168,6 @@ def main() -> None:
     parser.add_argument("--shadows", type=int, default=3500)
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--evaluations", type=int, default=80)
-    parser.add_argument("--once", action="store_true")
     parser.add_argument("--reconn-epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()

@@ -21,7 +21,7 @@ from remnant.attacks.kkt import KKT
 from remnant.data import load
 from remnant.experiments.paper_004 import make_victim, measured
 from remnant.experiments.targets import Scene, above
-from remnant.report import draw_sheet, finding_sheet
+from remnant.report.sheet import draw_sheet, finding_sheet
 from remnant.scoring import score_with_nulls
 from remnant.seeds import generator_for
 from remnant.types import Finding

@@ -43,6 +43,7 @@ class Row:
     activation: str = "relu"
     stored: torch.dtype = torch.float32
     adam: bool = False
+    noise: float = 0.0  # on the update, relative to its standard deviation; then the count is told
 
 
 def row(data: str, records: int, width: int, *, row_options: Any = None, **demo: Any) -> Row:
@@ -64,6 +65,7 @@ def rows() -> dict[str, Row]:
         table[f"{name}-stop"] = row("mnist", records, width, stop_loss=0.01)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         table[f"mnist-20-512-{name}"] = row("mnist", 20, 512, row_options={"stored": dtype})
+    table["mnist-20-384-noise"] = row("mnist", 20, 384, row_options={"noise": 0.01})
     table["mnist-20-512-adam"] = row("mnist", 20, 512, lr=1e-3, row_options={"adam": True})
     table["breast-cancer-20-512"] = row("breast_cancer", 20, 512)
     table["mnist-20-512-binary"] = row("mnist", 20, 512, task="odd-even", loss="mse", lr=0.01)
@@ -108,13 +110,18 @@ def prepare(chosen: Row, data_dir: Path | None) -> tuple[Target, Examples]:
         scaling=scaling,
         generator=generator_for(demo.seed, "batches"),
     )
-    load_weights(model, {name: p.to(chosen.stored).float() for name, p in result.final.items()})
+    final = {name: p.to(chosen.stored).float() for name, p in result.final.items()}
+    generator = generator_for(demo.seed, "noise")
+    for name, value in final.items() if chosen.noise else ():
+        spread = chosen.noise * (value - initial[name]).std()
+        final[name] = value + spread * torch.randn(value.shape, generator=generator)
+    load_weights(model, final)
     target = Target(
         model=model,
         input_shape=sides.train.shape,
         bounds=sides.train.bounds,
         scaling=scaling,
-        knowledge=Knowledge(initial=initial),
+        knowledge=Knowledge(initial=initial, records=len(sides.train) if chosen.noise else None),
     )
     return target, sides.train
 

@@ -20,7 +20,7 @@ from pathlib import Path
 NTK = (
     "mnist-100-1024-ce", "mnist-200-1024-ce", "mnist-300-2048-ce", "cifar10-100-1024",
     "cifar10-200-1024", "cifar10-500-4096", "mnist-20-512-fp16", "mnist-50-512-decay",
-    "mnist-20-512-tanh", "faces-50-512", "mnist-60-256",
+    "mnist-20-384-noise", "mnist-20-512-tanh", "faces-50-512", "mnist-60-256",
 )  # fmt: skip
 GRADIENT = (
     "relu-200-512", "cifar-500-2048", "tanh-100-1024", "gelu-100-1024", "cnn-mnist-32",

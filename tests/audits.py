@@ -10,6 +10,7 @@ from remnant.bundle import Attacked, Audit, Control
 from remnant.data import load, split
 from remnant.store import versions
 from remnant.types import Candidates, Stated, Status
+from seeding import seeded
 
 N = 14
 EVIL = "\"><img src=x onerror=alert(1)></script><script>alert(2)</script>'&amp;"
@@ -29,7 +30,7 @@ def found(inputs, status=Status.COMPLETE, **more):
 @cache
 def scored(name):
     """Two attacks' candidates, exact and poor, with their findings."""
-    parts, generator = sides(name), torch.Generator().manual_seed(0)
+    parts, generator = sides(name), seeded()
     x = parts.train.inputs
     spectrum = torch.cat([torch.linspace(3, 1, N), torch.full((20,), 1e-7)]).tolist()
     exact = found(
@@ -47,7 +48,7 @@ def scored(name):
             truth=parts.train,
             holdout=parts.holdout,
             public=parts.public,
-            generator=torch.Generator().manual_seed(0),
+            generator=seeded(),
         )
         for attack, candidates in (("ntk", exact), ("kkt", poor))
     ]

@@ -5,9 +5,9 @@ import math
 import torch
 
 from remnant.evidence import weight_difference
-from remnant.solvers.difference.graph import Spaces
-from remnant.solvers.difference.problem import pose
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense.problem import pose
+from remnant.solvers.dense.reflections import Graph
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import decompose, span_of
 from seeding import seeded
@@ -38,7 +38,7 @@ def true_duals(problem, records):
 
 
 def planted(width=120, count=4):
-    """Spaces of random records whose weights do not drift, and their t and duals."""
+    """The spaces of random records whose weights do not drift, and their t and duals."""
     first = torch.linalg.qr(torch.randn(width, count, generator=seeded(1)))[0]
     t = first @ torch.randn(count, count, generator=seeded(2))
     features = torch.linalg.qr(t.clamp(min=0))[0]
@@ -47,4 +47,4 @@ def planted(width=120, count=4):
     ends = torch.cat([first, math.sqrt(light) * first]) / math.sqrt(1 + light)
     space = torch.linalg.qr(duals)[0]
     none = torch.zeros(0, count)
-    return Spaces(ends=ends, soft=features @ features.T, duals=space, found=none), t, duals
+    return Graph(ends=ends, features=features @ features.T, duals=space, found=none), t, duals

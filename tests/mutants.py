@@ -31,12 +31,14 @@ TESTS: dict[str, str] = {
     "auditing/verdict": "test_auditing_verdict.py -k not(known|mean|constant|promise|holdout|span)",
     "scoring/claims": "test_scoring_claims.py",
     "scoring/ranks": "test_scoring_ranks.py -k not(seldom)",
-    "solvers/difference/certificate": "test_difference_certificate.py test_difference_second.py",
-    "solvers/batch/resimulate": "test_solvers_one_gradient.py -k kink|residuals|wrong_record",
-    "solvers/batch/errors": "test_batch_errors.py",
+    "solvers/dense/certificate": "test_difference_certificate.py test_difference_second.py",
+    "solvers/dense/resimulate": "test_solvers_one_gradient.py -k kink|residuals|wrong_record",
+    "solvers/dense/batch_errors": "test_batch_errors.py",
     "solvers/consensus": "test_consensus.py",
-    "bounds/game": "test_bounds_game.py",
-    "bounds/priors": "test_bounds_rero.py -k ball|gaussian|tail|discrete|prior|points|kappa",
+    "auditing/proof": "test_auditing_proof.py -k not(first_layer|stand|kind|copies|slow)",
+    "bounds/accounting": "test_bounds_accounting.py -k not(monotone|torch|template1)",
+    "bounds/blowup": "test_bounds_blowup.py test_bounds_game.py -k not(monotone|template1|always)",
+    "bounds/priors": "test_bounds_rero.py -k ball|gaussian|prior|points|kappa|distance|many",
     "bounds/rero": "test_bounds_rero.py",
     "bounds/verdict": "test_bounds_game.py -k verdicts|clopper|accused|one_run",
 }
@@ -44,7 +46,7 @@ TESTS: dict[str, str] = {
 
 NAMED: dict[str, tuple[str, str, str]] = {
     "solvers/spans": ("test_solvers_exact.py -k edge", "len(values) // 4", "len(values) // 2"),
-    "solvers/difference/duals": (
+    "solvers/dense/duals": (
         "test_difference_certificate.py -k silent_neurons",
         "int(1.5 * count)",
         "int(.5 * count)",

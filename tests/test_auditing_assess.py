@@ -6,6 +6,7 @@ from remnant.attacks.outcome import in_box, status_of
 from remnant.auditing import assess, without_truth
 from remnant.data import load, split
 from remnant.types import Candidates, Stated, Status
+from seeding import seeded
 
 
 def exact_candidates(inputs):
@@ -26,7 +27,7 @@ def test_a_table_is_scored_in_units_of_its_spread():
         truth=sides.train,
         holdout=sides.holdout,
         public=sides.public,
-        generator=torch.Generator().manual_seed(0),
+        generator=seeded(),
     )
     assert finding.recovered == finding.counted == 20
     # Raw features correlate above 0.9 for any two patients: that null would recover all.

@@ -1,6 +1,8 @@
 """What the owner can prove, who holds the model and its records: membership, strangers, rows."""
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from remnant.auditing.case import Case, halves
 from remnant.auditing.disguises import better_preparation, disguises, reordered
 from remnant.auditing.membership import explained, known_of_layer, unexplained
-from remnant.auditing.proof import claims_of, prove, undisguised
+from remnant.auditing.proof import claims_of, in_disguise, marks, prove, undisguised
 from remnant.auditing.run import Plan, _score
 from remnant.auditing.strangers import strangers_of
 from remnant.auditing.written import written
@@ -19,7 +21,7 @@ from remnant.training import Adam, DecayTime, GradientDescent, train
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Stated, Status, Target
 from seeding import seeded
 
-SIDES = split(load("digits"), train=20, public=None, holdout=200, seed=0)
+SIDES = split(load("digits"), train=20, public=300, holdout=200, seed=0)
 SCALING = Scaling(mean=SIDES.public.inputs.mean(0))
 GD = GradientDescent(lr=0.1, momentum=0.9, steps=300, stop_loss=0.02)
 
@@ -36,11 +38,17 @@ def neighbours(of, among):
     return among.take(taken), among.take(left)
 
 
-def case_of(recipe=GD, *, truth=SIDES.train, public=SIDES.public, initial=True, width=60):
+@cache
+def trained(recipe, width):
     model = build(f"mlp:64-{width}-{width}-10", generator=seeded(1))
-    done = train(model, SIDES.train, recipe, scaling=SCALING, generator=seeded(2))
+    return train(model, SIDES.train, recipe, scaling=SCALING, generator=seeded(2))
+
+
+def case_of(recipe=GD, *, truth=SIDES.train, public=SIDES.public, initial=True, width=60):
+    done = trained(recipe, width)
     known = Knowledge(initial=done.initial if initial else None)
-    target = Target(model=done.model, input_shape=(1, 8, 8), scaling=SCALING, knowledge=known)
+    model = deepcopy(done.model)
+    target = Target(model=model, input_shape=(1, 8, 8), scaling=SCALING, knowledge=known)
     return Case(target=target, truth=truth, holdout=SIDES.holdout, public=public, loss="ce")
 
 
@@ -128,6 +136,31 @@ def test_what_came_back_as_it_is_has_no_disguise():
     assert undisguised(case, others, strangers_of(case))[1] == ""
 
 
+def test_a_record_sought_by_name_is_taken_as_it_is():
+    case = case_of()
+    mirrored = SIDES.train.inputs.flip(-1)
+    back = found_in(case, mirrored, targets=list(SIDES.train.ids))
+    assert undisguised(case, back, strangers_of(case)) == (case.truth, "")
+
+
+def test_every_disguise_that_was_tried_counts_as_a_chance():
+    case = case_of()
+    back = found_in(case, SIDES.train.inputs[:1].flip(-1), error=0.3)  # so wide that chance shows
+    seen = replace(case, truth=replace(case.truth, inputs=case.truth.inputs.flip(-1)))
+    finding = _score(seen, "ntk", back, Plan(), strangers_of(case))
+    told = prove(seen, back, finding, strangers_of(case), "mirrored").summary["proof"]
+    alone = claims_of(back, seen.truth, in_disguise(strangers_of(case), "mirrored")).chance
+    assert 0 < alone < 1
+    assert told["chance"] == pytest.approx(min(1.0, (1 + len(list(disguises(case.truth)))) * alone))
+
+
+def test_candidates_without_marks_are_not_certified():
+    plain = replace(found_in(case_of(), SIDES.train.inputs[:3]), stated=Stated())
+    certified, error = marks(plain)
+    assert certified.tolist() == [False] * 3
+    assert error.isnan().all()
+
+
 def test_colours_and_flat_squares_are_images_too():
     colours = Examples(inputs=torch.rand(2, 3, 4, 4), labels=torch.zeros(2).long(), ids=("a", "b"))
     names = dict(disguises(colours))
@@ -169,7 +202,7 @@ def test_near_copies_are_left_out_and_named():
     inputs = torch.cat([SIDES.train.inputs[:5] + noise, SIDES.public.inputs[5:]])
     case = case_of(public=replace(SIDES.public, inputs=inputs))
     strangers = strangers_of(case)
-    assert strangers.copies == 5
+    assert len(strangers.examples) == len(case.others) - 5
     assert len(strangers.inputs) == len(case.holdout) + len(case.public) - 5
     assert strangers.notes[0].startswith("5 held-out or public records are near copies")
     assert not strangers_of(case_of()).notes

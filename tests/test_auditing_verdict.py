@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from remnant.auditing import Case, Plan, audit
+from remnant.auditing.grounds import Proof
 from remnant.auditing.run import run_audit
 from remnant.auditing.verdict import (
     certain,
@@ -17,7 +18,6 @@ from remnant.auditing.verdict import (
     judge,
     likely,
     overall,
-    proof_of,
 )
 from remnant.bounds import Ledger
 from remnant.bundle import Attacked, Control, Verdict
@@ -329,8 +329,7 @@ def test_a_hundredth_is_proof(chance, exposed):
 
 def test_a_finding_without_a_proof_proves_nothing():
     empty = dataclasses.replace(proved(), summary={"candidates": 20})
-    none = {"claimed": 0, "certified": 0, "foreign": 0, "chance": 1.0, "above": 0}
-    assert proof_of(empty) == none | {"rank_p": None, "strangers": 0}
+    assert Proof.read(empty) == Proof()
     assert judge(empty, PASSED)[0] is Verdict.INCONCLUSIVE
 
 

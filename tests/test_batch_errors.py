@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
-from remnant.solvers.batch.errors import (
+from remnant.solvers.dense.batch_errors import (
     doubt,
     dual_errors,
     graph_errors,
@@ -12,9 +12,9 @@ from remnant.solvers.batch.errors import (
     scale_doubt,
     upright,
 )
-from remnant.solvers.batch.frames import Frames
-from remnant.solvers.batch.graph_search import Found
-from remnant.solvers.batch.output_search import Spaces
+from remnant.solvers.dense.batch_search import Spaces
+from remnant.solvers.dense.frames import Frames
+from remnant.solvers.dense.rounds import Found
 
 COUNT, WIDTH, INPUTS, LEAK = 4, 60, 9, 0.1
 SAFETY = 36  # times the noise that equations are charged with
@@ -72,9 +72,8 @@ def test_a_direction_that_the_basis_holds_is_free():
 def test_errors_by_features_follow_the_records_own_slope(bias):
     t_frame, h_frame, to_record = frame(1), frame(2), draw(COUNT, INPUTS, seed=3)
     frames = Frames(t=t_frame, h=h_frame, a=frame(4), p=frame(5), inverse1=None, inverse2=None)
-    t = draw(3, COUNT, seed=6) @ t_frame.T
-    t = t + 0.01 * draw(3, WIDTH, seed=7)
-    found = Found(t=t, a=t, graph_residual=t[:, 0], dual_residual=t[:, 0])
+    y = draw(3, COUNT, seed=6)
+    t, found = y @ t_frame.T, Found(y=y, z=y, residual=y[:, 0])
     noise = 1e-3 * torch.eye(COUNT).double()
     errors = graph_errors(frames, to_record, found, LEAK, bias, noise)
     for i, y in enumerate(t @ t_frame):
@@ -90,10 +89,9 @@ def test_errors_by_duals_are_what_each_dual_mixes_in():
     spaces = Spaces(t=frame(1), a=frame(2), p=frame(3), inverse1=None)
     core = draw(COUNT, INPUTS, seed=4)
     core[:, -1] += 3
-    a, t = draw(COUNT, COUNT, seed=5) @ spaces.a.T, draw(COUNT, WIDTH, seed=6)
-    a = a + 0.01 * draw(COUNT, WIDTH, seed=7)
-    found = Found(t=t, a=a, graph_residual=t[:, 0], dual_residual=t[:, 0])
-    noise, duals = 1e-3 * torch.eye(COUNT).double(), a @ spaces.a
+    duals, y = draw(COUNT, COUNT, seed=5), draw(COUNT, COUNT, seed=6)
+    found, t = Found(y=y, z=duals, residual=y[:, 0]), y @ spaces.t.T
+    noise = 1e-3 * torch.eye(COUNT).double()
 
     def records(z):
         return torch.linalg.inv(z.T) @ core

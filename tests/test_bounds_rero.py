@@ -94,50 +94,6 @@ def test_a_gamma_that_no_privacy_keeps_to_is_refused(log_gamma):
         bounds.epsilon_for_gamma(-5.0, log_gamma)
 
 
-def test_theorem_5():
-    assert bounds.delta_from_rero(0.0, 0.75) == pytest.approx(0.5)
-    assert bounds.delta_from_rero(1.0, 0.9) == pytest.approx((math.e + 1) * 0.9 - math.e)
-    assert bounds.delta_from_rero(1.0, 0.5) == 0.0
-    assert bounds.delta_from_rero(5000.0, 1.0) == 1.0
-    with pytest.raises(InputError, match="gamma: expected 0 to 1"):
-        bounds.delta_from_rero(1.0, 1.5)
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
-def test_theorem_5_gives_back_the_gaussian_mechanism(epsilon):
-    # The best guess between two points with weights p and 1 - p on a Gaussian mechanism that puts
-    # them mu apart has gamma = 1 - Bayes risk; with p = 1 / (e^eps + 1) the theorem has to give
-    # the hockey-stick divergence of the two laws, which is the exact delta.
-    mu, p = 1.3, 1 / (math.exp(epsilon) + 1)
-    threshold = math.log((1 - p) / p)  # of the log-likelihood ratio of the rare point
-    hit = stats.norm.sf((threshold - mu**2 / 2) / mu)
-    spared = stats.norm.cdf((threshold + mu**2 / 2) / mu)
-    gamma = p * hit + (1 - p) * spared
-    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
-        -mu / 2 - epsilon / mu
-    )
-    assert bounds.delta_from_rero(epsilon, gamma) == pytest.approx(delta, rel=1e-9)
-
-
-def test_propositions_6_and_7_fall_exponentially_with_the_dimension():
-    dimensions = [10, 100, 1000, 10_000]
-    for rho in (None, 2.0):
-        epsilon = 2.0 if rho is None else None
-        ball = [bounds.ball_by_dimension(d, 0.5, epsilon=epsilon, rho=rho) for d in dimensions]
-        sphere = [
-            bounds.gaussian_by_dimension(d, 1.0, 2 / math.sqrt(d), epsilon=epsilon, rho=rho)
-            for d in dimensions
-        ]
-        assert ball[-1] / dimensions[-1] == pytest.approx(-math.log(2), rel=0.05)
-        assert sphere[-1] / dimensions[-1] == pytest.approx(3 / 8 - math.log(2), rel=0.1)
-        assert ball == sorted(ball, reverse=True)
-        assert sphere == sorted(sphere, reverse=True)
-    # sqrt(d) is o(d): the bound still falls.
-    assert bounds.ball_by_dimension(10_000, 0.5, epsilon=100.0) < -6000
-    with pytest.raises(InputError, match="one of epsilon and rho, got both"):
-        bounds.ball_by_dimension(3, 0.5, epsilon=1.0, rho=1.0)
-
-
 def test_ball():
     assert math.exp(bounds.ball(3, 0.5)) == pytest.approx(0.125)
     assert bounds.ball(784, 1.0, size=2.0) == pytest.approx(-784 * math.log(2))
@@ -166,32 +122,20 @@ def test_gaussian_goes_on_where_floats_end():
     assert tiny < -9000
 
 
-@settings(max_examples=60, deadline=None)
-@given(dimension=st.integers(1, 5000), share=st.floats(0.01, 0.99))
-def test_tail_bound_is_above_the_exact_value(dimension, share):
-    radius = share * math.sqrt(dimension)
-    exact = bounds.gaussian(dimension, radius, 1.0)
-    assert exact < bounds.gaussian_tail(dimension, radius, 1.0) < 0
-
-
-def test_tail_bound_says_where_it_ends():
-    with pytest.raises(InputError, match="use the exact value"):
-        bounds.gaussian_tail(4, 2.1, 1.0)
-
-
-def test_discrete_priors():
-    points = np.array([[0.0, 0.0], [0.5, 0.0], [3.0, 0.0], [9.0, 9.0]])
+def test_one_of_so_many():
     assert math.exp(bounds.candidates(4)) == pytest.approx(0.25)
-    assert math.exp(bounds.discrete(points, 0.0)) == pytest.approx(0.25)
-    assert math.exp(bounds.discrete(points, 0.5)) == pytest.approx(0.5)
-    assert math.exp(bounds.discrete(points, 2.5)) == pytest.approx(0.75)
-    assert math.exp(bounds.discrete(points, 9.0, "linf")) == pytest.approx(1.0)
-    weighted = bounds.discrete(points, 0.1, weights=[0.1, 0.2, 0.6, 0.1])
-    assert math.exp(weighted) == pytest.approx(0.6)
-    with pytest.raises(InputError, match="weights: expected 4 weights"):
-        bounds.discrete(points, 0.1, weights=[0.5, 0.6, 0.0, 0.0])
+
+
+def test_an_unknown_distance_is_one_line():
     with pytest.raises(InputError, match="distance: expected one of l2, l1, linf"):
-        bounds.discrete(points, 0.1, "cosine")
+        bounds.empirical(np.zeros((3, 2)), 0.1, "cosine")
+
+
+@pytest.mark.parametrize(("distance", "share"), [("l2", 2 / 3), ("l1", 1 / 3), ("linf", 1.0)])
+def test_each_distance_counts_its_own_neighbours(distance, share):
+    # From the first point the others lie at (l2, l1, linf): .5 each; .99, 1.4, .7; 1.27, 1.8, .9.
+    points = np.array([[0.0, 0.0], [-0.5, 0.0], [0.7, 0.7], [-0.9, -0.9]])
+    assert bounds.empirical(points, 1.0, distance).estimate == pytest.approx(share)
 
 
 def test_empirical_prior_covers_the_truth():

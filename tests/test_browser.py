@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from audits import EVIL, N, audit, evil_audit
-from remnant.report.page import PAGE_FILE, read_bundle, write_bundle, write_page
+from remnant.report.page import PAGE_FILE, write_page
+from remnant.report.page.files import read_bundle, write_bundle
 from remnant.store import open_run
 
 CHROMIUM = Path("/usr/bin/chromium")

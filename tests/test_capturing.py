@@ -9,6 +9,7 @@ from remnant.errors import InputError
 from remnant.models import read_weights
 from remnant.training import loss_named
 from remnant.types import Examples
+from seeding import seeded
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def model():
 
 @pytest.fixture
 def batch():
-    g = torch.Generator().manual_seed(1)
+    g = seeded(1)
     return torch.rand(8, 6, generator=g), torch.arange(8) % 3
 
 

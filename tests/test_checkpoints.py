@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from remnant.attacks import ATTACKS
 from remnant.checkpoints import Keeper, checkpoint, keeping, pack, unpack
 from remnant.data import load
+from remnant.distill import Distillation, distil, problem
+from remnant.kernels import Dense
 from remnant.models import build
 from remnant.progress import listening
 from remnant.solvers.replay.solve import class_starts, replay
@@ -119,7 +121,15 @@ def trained():
     return [dict(done.final), done.ledger]
 
 
+def distilled():
+    examples = load("digits").take(range(20))
+    about = problem(Dense(), examples.inputs, examples.labels % 2)
+    found = distil(about, Distillation(images=4, steps=30), generator=seeded())
+    return [found.images, found.labels, found.loss, found.trace]
+
+
 WORK = {
+    "distillation": ("distilling (rkip)", 20, lambda: distilled),
     "training": ("training", 30, lambda: trained),
     "kkt": (
         "descent",

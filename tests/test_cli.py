@@ -49,6 +49,7 @@ def test_demo_recovers_everything_and_writes_what_it_promises(tmp_path, capsys):
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in out.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo_as_it_is_told_in_the_readme(tmp_path, capsys, seed):
     """All fifty faces, and a page on which each of four adversaries gets records."""

@@ -278,6 +278,7 @@ def test_bad_input_about_a_linear_model_is_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_finding(folder):
     spec = str(folder / "audit.yaml")
     assert main(["audit", spec, "--out", str(folder / "whole"), "--quiet"]) == 0

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from remnant.cli import Parser, bound
+from remnant.cli.common import carry_out
 from remnant.errors import InputError, RemnantError
 
 RUN = ["--noise", "4", "--steps", "20"]
@@ -14,7 +15,7 @@ def called(*words):
     top = Parser(prog="remnant")
     bound.add(top.add_subparsers(dest="verb", required=True, parser_class=Parser))
     arguments = top.parse_args(["bound", *map(str, words)])
-    return arguments.run(arguments)
+    return carry_out(arguments)
 
 
 def figures(capsys, *words):

@@ -15,7 +15,7 @@ from malformed_files import npz, tensors
 from remnant.cli import Parser, init, main, runs
 from remnant.cli.init import _quoted
 from remnant.errors import InputError, expected
-from remnant.report.lines import draw_lines, line_panels
+from remnant.report.lines import Point, draw_lines, line_panels
 from remnant.store import open_run
 from remnant.sweep.table import as_csv
 from remnant.sweep.trials import mend_journal, with_driver
@@ -164,11 +164,8 @@ def test_a_cell_is_no_formula():
 
 def test_a_name_is_no_formula_in_a_figure():
     names = ("$\\frac{$.npz", "$x^$", "a\x1b[31m\n", "😀", "\ud800", "x" * 3000)
-    rows = [{"data": name, "share": 0.5, "attack": name} for name in names]
-    drawn = line_panels(
-        rows, panel="attack", line="data", x="data", y="share", across="$", up="share",
-        log_x=False, log_y=False,
-    )  # fmt: skip
+    points = [Point(panel=name, line=name, x=name, y=0.5) for name in names]
+    drawn = line_panels(points, across="$", up="share", log_x=False, log_y=False)
     assert draw_lines(drawn).startswith(b"\x89PNG")
 
 

@@ -15,6 +15,7 @@ from remnant.models import save_weights
 from remnant.models.foreign import check_outputs
 from remnant.models.tokens import is_causal, longest_of, takes_tokens, vocabulary_of
 from remnant.types import token_rows
+from seeding import seeded
 from text_case import LONGEST, SENTENCES, VOCABULARY, gpt2, tokenizer_file, write_case
 
 transformers = pytest.importorskip("transformers")
@@ -149,7 +150,7 @@ class Net(nn.Module):
 def test_a_forward_that_returns_a_table_with_logits_is_as_good_as_one_that_returns_them(tmp_path):
     (tmp_path / "net.py").write_text(TABLE)
     names = {"a.weight": (16, 6), "a.bias": (16,), "b.weight": (3, 16), "b.bias": (3,)}
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     held = {name: torch.randn(shape, generator=draws) for name, shape in names.items()}
     save_weights(tmp_path / "w.safetensors", held)
     spec = TargetSpec(

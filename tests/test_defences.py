@@ -11,6 +11,7 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.experiments import defences as table
 from remnant.experiments import private_descent as study
+from remnant.experiments.study import listed
 from remnant.experiments.targets import draw_sides
 from remnant.models import build
 from remnant.training import Adam, GradientDescent
@@ -83,12 +84,11 @@ def test_bad_strengths_are_one_line(call, text):
         call()
 
 
-def test_every_defence_says_what_its_strength_is_and_where_it_does_not_apply():
-    assert {kind for kind, _ in table.DEFENCES} == table.MEANING.keys()
+def test_every_defence_says_where_it_does_not_apply():
     assert table.why_not("Adam", "", "gradient") == "one gradient is sent, whatever trains on it"
     assert table.why_not("rounding", "sign", "ntk") == "a model of signs is no model"
     assert table.why_not("rounding", "sign", "gradient") is None
-    for kind, strength in table.DEFENCES:
+    for kind, strength in listed(table.DEFENCES):
         assert any(table.why_not(kind, strength, attack) is None for attack in table.ATTACKS)
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from exact_case import planted, seeded, small_problem
-from remnant.solvers.difference import search as rounds
-from remnant.solvers.difference.exact import recover
-from remnant.solvers.difference.graph import find_points, turned_away
-from remnant.solvers.difference.search import Round, Search
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense import search as rounds
+from remnant.solvers.dense.exact import recover
+from remnant.solvers.dense.reflections import sent_out, turned_away, wander
+from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.search import next_turn
+from remnant.solvers.dense.tolerances import TOLERANCES
 
 
 def unit_rows(rows):
@@ -57,23 +58,23 @@ def test_points_that_were_found_are_not_found_again():
     true = unit(torch.cat([t, math.sqrt(TOLERANCES.end_weight) * t]).T @ spaces.ends, dim=1)
     away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
     for seen, there in ((spaces, True), (away, False)):
-        points = find_points(seen, 8, generator=seeded(3), iterations=1000)
-        at = (unit(points.coordinates, dim=1) @ true.T > 0.99).any(0)
+        begun = sent_out(seen.starts(8, seeded(3)))
+        points = wander(seen, begun, iterations=1000, stalls=True)
+        at = (unit(seen.coordinates(points.best), dim=1) @ true.T > 0.99).any(0)
         assert bool(at[:7].any()) == there
         assert bool(at[7:].any())
 
 
 def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
     problem, _ = small_problem()
-    spaces, plain = [], rounds.find_points
+    spaces, plain = [], rounds.wander
 
     def watched(mine, *rest, **more):
         spaces.append((mine.cosine, len(mine.found), more["iterations"]))
         return plain(mine, *rest, **more)
 
-    monkeypatch.setattr(rounds, "find_points", watched)
-    after = Round.after  # every round brings too little
-    monkeypatch.setattr(Round, "after", lambda now, new, likely: after(now, new, 3 * new + 1))
+    monkeypatch.setattr(rounds, "wander", watched)  # every round brings too little
+    monkeypatch.setattr(rounds, "next_turn", lambda turn, new, _: next_turn(turn, new, 3 * new + 1))
     search = Search(starts=8)
     recovery = recover(problem, search, generator=seeded())
     assert bool(recovery.passed.all())
@@ -87,8 +88,7 @@ def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
 
 
 def test_a_round_that_brings_enough_is_followed_by_its_like():
-    now = Round(barren=3, turn=1)
-    assert now.after(16, 32) == Round(barren=0, turn=1)
-    assert now.after(15, 32) == Round(barren=0, turn=2)
-    assert now.after(0, 32) == Round(barren=4, turn=2)
-    assert Round(turn=len(TOLERANCES.cosines) - 1).after(0, 1).cosine == 1
+    assert next_turn(1, 16, 32) == 1
+    assert next_turn(1, 15, 32) == 2
+    assert next_turn(1, 0, 32) == 2
+    assert TOLERANCES.cosines[next_turn(len(TOLERANCES.cosines) - 1, 0, 1)] == 1

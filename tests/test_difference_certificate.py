@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import normalize, pad
 
 from exact_case import seeded
-from remnant.solvers.difference.certificate import certify, distance_to_points, spread_of
-from remnant.solvers.difference.duals import silent_neurons
-from remnant.solvers.difference.problem import pose, pose_output
+from remnant.solvers.dense.certificate import certify, distance_to_points, spread_of
+from remnant.solvers.dense.duals import silent_neurons
+from remnant.solvers.dense.problem import pose, pose_output
 from remnant.solvers.spans import decompose, span_of
 
 RECORDS, INPUTS, WIDTH = 10, 30, 400

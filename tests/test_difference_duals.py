@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from exact_case import seeded, small_problem, true_duals
-from remnant.solvers.difference.search import fit_duals
-from remnant.solvers.difference.zeros import determined, fit_to_zeros, refit_on_zeros
+from remnant.solvers.dense.duals import determined, fit_to_zeros, refit_on_zeros
+from remnant.solvers.dense.search import fit_duals
 
 
 def test_a_rough_dual_gets_exact_where_its_point_is_silent():

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from exact_case import seeded, small_problem, true_duals
-from remnant.solvers.difference import exact
-from remnant.solvers.difference.exact import recover
-from remnant.solvers.difference.search import (
-    Found,
-    Search,
+from remnant.solvers.dense import exact
+from remnant.solvers.dense.exact import recover
+from remnant.solvers.dense.rounds import Found, Search
+from remnant.solvers.dense.search import (
     dual_normals,
     duals_at,
     fit_duals,
@@ -30,7 +29,7 @@ def case():
 
 
 def known(z, y, count):
-    return Found(z=z[:count], y=y[:count])
+    return Found(z=z[:count], y=y[:count], residual=z[:count, 0])
 
 
 def test_points_alone_tell_their_duals_nearly(case):
@@ -77,10 +76,9 @@ def test_a_search_anew_that_ends_worse_is_forgotten(monkeypatch, case, later):
     counts = iter([len(z), later])
     whole = exact.certify
 
-    def some_found(problem, found, series, search, generator):
+    def some_found(problem, found, search, generator):
         count = next(counts)
-        series.append(float(count))
-        return known(z, y, count)
+        return known(z, y, count), [0.0, float(count)]
 
     def one_doubtful(*given):
         proof = whole(*given)

@@ -6,24 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from remnant.solvers.difference.decay import fit_decay, without_decay
-from remnant.solvers.difference.exact import stated
-from remnant.solvers.difference.signals import find_signals, nearest_signals
-from remnant.solvers.difference.smooth import (
-    Points,
-    SmoothProblem,
+from remnant.solvers.dense.certificate import at_least_usual
+from remnant.solvers.dense.reflections import Signals, sent_out, wander
+from remnant.solvers.dense.rounds import Found, Search
+from remnant.solvers.dense.smooth import (
     cost,
     descend,
-    find_smooth,
-    judge,
     new_points,
+    outside_share,
     pose_smooth,
-    random_starts,
-    repulsion,
+    search_smooth,
+    squared_errors,
     without_odd,
 )
-from remnant.solvers.layers import Dense
-from remnant.solvers.spans import decompose, span_of
+from remnant.solvers.spans import decompose, fit_decay, without_decay
 from remnant.types import Evidence
 
 
@@ -50,7 +46,7 @@ def test_what_decay_did_is_taken_out_of_weights_and_biases(bias_factor):
     }
     vector = {name: end[name] - start[name] for name in start}
     evidence = Evidence(vector=vector, start=start, end=end, precision=1e-16)
-    cleaned, c = without_decay(evidence, Dense(weight="weight", bias="bias"))
+    cleaned, c = without_decay(evidence, "weight", "bias")
     assert c == pytest.approx(0.9, abs=1e-4)
     for name, change in moved.items():
         assert float((cleaned.vector[name] - change).abs().max()) < 1e-3
@@ -58,7 +54,13 @@ def test_what_decay_did_is_taken_out_of_weights_and_biases(bias_factor):
 
 def test_the_nearest_signals_are_nearest():
     t, a, p = normal(3, 1, 100)
-    near = torch.stack(nearest_signals(t, a, p))
+    frame = torch.eye(100)
+    near = torch.stack(Signals(t=frame, a=frame, p=frame).nearest([t, a, p]))
+    # Lengths are held afterwards: that of t, and that of a and p.
+    near[0] *= (near[0] * t).sum() / near[0].square().sum()
+    near[1:] *= (torch.tensor([4.0, 1.0])[:, None, None] * near[1:] * torch.stack([a, p])).sum() / (
+        torch.tensor([4.0, 1.0])[:, None, None] * near[1:].square()
+    ).sum()
     weights = torch.tensor([1.0, 4.0, 1.0])[:, None, None]
 
     def distance(point):
@@ -76,18 +78,19 @@ def test_signals_of_planted_records_are_found():
     signals = torch.linalg.qr(normal(width, outputs, seed=1))[0]
     planted = normal(count, count, seed=2) @ t.T
     duals = (planted > 0) * (normal(count, outputs, seed=3) @ signals.T)
-    spaces = (t.float(), torch.linalg.qr(duals.T)[0].float(), signals.float())
-    points = find_signals(spaces, 24, generator=torch.Generator().manual_seed(0), iterations=600)
-    t = points.coordinates @ spaces[0].T
-    agree = ((t[:, None] > 0) == (planted > 0)).double().mean(2).max(1).values
+    dual = torch.linalg.qr(duals.T)[0].float()
+    meeting = Signals(t=t.float(), a=dual, p=signals.float())
+    begun = sent_out(meeting.starts(24, torch.Generator().manual_seed(0)))
+    points = wander(meeting, begun, iterations=600)
+    agree = ((points.best[0][:, None] > 0) == (planted > 0)).double().mean(2).max(1).values
     assert float(agree[points.gap < 1e-2].min()) > 0.95
     assert int((points.gap < 1e-2).sum()) > 0
 
 
 def test_a_small_error_is_not_stated_below_what_is_usual():
     errors = torch.tensor([1e-6, 1.0, 2.0, 99.0, 0.5], dtype=torch.float64)
-    assert stated(errors).tolist() == [64.0, 64.0, 64.0, 99.0, 64.0]
-    assert len(stated(errors[:0])) == 0
+    assert at_least_usual(errors).tolist() == [64.0, 64.0, 64.0, 99.0, 64.0]
+    assert len(at_least_usual(errors[:0])) == 0
 
 
 def planted_smooth(width=160, count=5):
@@ -98,62 +101,54 @@ def planted_smooth(width=160, count=5):
     features = torch.cat([hidden, torch.ones(count, 1).double()], dim=1)
     change = normal(width, count, seed=2) @ records
     following = normal(width, count, seed=3) @ features
-    problem = pose_smooth(
-        span_of(decompose(change), count),
-        nn.GELU(),
-        first,
-        change,
-        following,
-        torch.ones_like(following),
-        precision=1e-9,
-    )
-    return problem, records
+    span = decompose(change).parts(count)
+    return pose_smooth(span, nn.GELU(), first, following, level=1e-9), records
 
 
 def test_planted_smooth_records_are_found_and_judged():
     problem, records = planted_smooth()
-    found, series = find_smooth(
-        problem, starts=16, patience=3, generator=torch.Generator().manual_seed(0)
-    )
+    search = Search(starts=16, patience=3)
+    found, series = search_smooth(problem, search, 0.05, torch.Generator().manual_seed(0))
     assert series[-1] == len(found) == len(records)
-    error = torch.cdist(found.y @ problem.span.right, records).square().min(0).values
+    error = torch.cdist(found.y @ problem.right, records).square().min(1).values
     assert float(error.max()) < 1e-8
-    assert float(found.outside.max()) < 1e-3
-    wrong = judge(problem, (records @ problem.span.right.T).mean(0, keepdim=True), 2.0)
-    assert float(wrong.outside) > 0.05
+    assert bool((error < squared_errors(problem, found.y)).all())
+    assert float(found.residual.max()) < 1e-3
+    wrong = outside_share(problem, (records @ problem.right.T).mean(0, keepdim=True), 2.0)
+    assert float(wrong) > 0.05
 
 
 def test_descent_goes_down_and_keeps_the_bias_one():
-    problem, _ = planted_smooth()
-    y = random_starts(problem, 6, problem.last[None][:0], torch.Generator().manual_seed(1))
-    assert y @ problem.last == pytest.approx(torch.ones(6), abs=1e-9)
-    lower = descend(problem, y, 1.0, 5, away=y[:0])
-    penalty = problem.right / problem.sizes[:, None]
-    assert bool((cost(problem, lower, penalty) < cost(problem, y, penalty)).all())
-    assert lower @ problem.last == pytest.approx(torch.ones(6), abs=1e-9)
-
-
-def test_repulsion_has_the_gradient_that_it_says():
     problem, records = planted_smooth()
-    known = records @ problem.span.right.T
-    y = (known[:2] + 0.3 * normal(2, len(records))).requires_grad_()
-    value, gradient = repulsion(problem, y, known)
-    (expected,) = torch.autograd.grad(value.sum(), y)
-    assert gradient.detach().numpy() == pytest.approx(expected.numpy(), rel=1e-6)
+    y = records @ problem.right.T + 0.3 * normal(5, 4, seed=7) @ problem.moves.T
+    lower, shares = descend(problem, y, steps=5), problem.shares(2.0)
+    assert bool((cost(problem, lower, shares) < cost(problem, y, shares)).all())
+    assert lower @ problem.last == pytest.approx(torch.ones(5), abs=1e-9)
+
+
+def test_the_cost_is_that_of_every_direction_by_its_size():
+    problem, records = planted_smooth()
+    y = normal(3, len(records))
+    images = problem.images(y @ problem.start.T)
+    beside = torch.linalg.qr(problem.features.T, mode="complete")[0][:, len(problem.features) :].T
+    slow = (images @ problem.features.T / problem.sizes).square().sum(1)
+    slow = slow * problem.floor**2 + (images @ beside.T).square().sum(1)
+    assert cost(problem, y, problem.shares(1.0)).numpy() == pytest.approx(slow.numpy(), rel=1e-9)
+
+
+def found_with(outside, y):
+    return Found(y=y, z=y, residual=outside)
 
 
 def test_a_point_that_leaves_far_more_outside_than_others_is_dropped():
     outside = torch.tensor([2e-3, 1e-3, 4e-2, 3e-3], dtype=torch.float64)
-    points = Points(y=normal(4, 5), outside=outside, error=outside)
-    assert without_odd(points).outside.tolist() == [2e-3, 1e-3, 3e-3]
-    assert len(without_odd(points.take(torch.zeros(4, dtype=torch.bool)))) == 0
+    points = found_with(outside, normal(4, 5))
+    assert without_odd(points, False).residual.tolist() == [2e-3, 1e-3, 3e-3]
+    assert len(without_odd(points, True)) == 4
+    assert len(without_odd(points.take(torch.zeros(4, dtype=torch.bool)), False)) == 0
 
 
 def test_a_point_counts_once():
     problem, records = planted_smooth()
-    y = records @ problem.span.right.T
-    twice = Points(
-        y=torch.cat([y, y + 1e-3]), outside=torch.arange(10).double(), error=torch.zeros(10)
-    )
-    assert sorted(new_points(problem, twice, y[:2]).tolist()) == [2, 3, 4]
-    assert isinstance(problem, SmoothProblem)
+    y = records @ problem.right.T
+    assert new_points(problem, torch.cat([y, y + 1e-3]), y[:2]) == [2, 3, 4]

@@ -6,8 +6,8 @@ import torch
 from exact_case import small_problem
 from remnant.attacks import NTK
 from remnant.evidence import weight_difference
-from remnant.solvers.difference.problem import soft_projector
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense.problem import soft_projector
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.layers import first_pair
 from targets import faces_target
 

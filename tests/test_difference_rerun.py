@@ -12,8 +12,8 @@ from remnant.attacks.ntk_rerun import tail_after, training_of
 from remnant.data import load
 from remnant.evidence import weight_difference
 from remnant.models import build
-from remnant.solvers.difference.polish import Layers, Sensitivity, fit_points, path_of, polish
-from remnant.solvers.difference.rerun import (
+from remnant.solvers.dense.polish import Layers, Sensitivity, fit_points, path_of, polish
+from remnant.solvers.dense.rerun import (
     Budget,
     distance,
     fit_recipe,
@@ -21,7 +21,7 @@ from remnant.solvers.difference.rerun import (
     run_again,
     with_steps,
 )
-from remnant.solvers.difference.smooth import tangent
+from remnant.solvers.dense.smooth import tangent
 from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import decompose, span_of
 from remnant.training import SGD, GradientDescent, train

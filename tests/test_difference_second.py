@@ -8,13 +8,13 @@ from torch.nn.functional import normalize
 
 from remnant.attacks.ntk_exact import count_between
 from remnant.evidence import weight_difference
-from remnant.solvers.difference.certificate import (
+from remnant.solvers.dense.certificate import (
     certify,
     foreign_features,
     odd_features,
 )
-from remnant.solvers.difference.problem import pose
-from remnant.solvers.difference.tolerances import TOLERANCES
+from remnant.solvers.dense.problem import pose
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.layers import Dense, Pair, first_pair
 from remnant.solvers.spans import decompose, span_of
 from remnant.types import Evidence

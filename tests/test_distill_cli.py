@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from remnant.cli import Parser, distill
+from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
 from remnant.experiments import distill_table as table
@@ -20,7 +21,7 @@ def command(*words):
     top = Parser(prog="remnant")
     distill.add(top.add_subparsers(dest="verb", required=True, parser_class=Parser))
     given = top.parse_args(["distill", *words])
-    return given.run(given)
+    return carry_out(given)
 
 
 @pytest.fixture
@@ -49,30 +50,6 @@ def test_a_run_leaves_images_a_sheet_and_accuracies(method, tmp_path, capsys):
     assert command(*words[:-1]) == 0
     assert "done before" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "run" / "run.json").read_bytes() == before
-
-
-def test_an_interrupted_run_ends_at_the_same_bytes(tmp_path, monkeypatch, capsys):
-    words = ["rkip", *TINY, "--steps", "600", "--quiet", "--out"]
-    assert command(*words, str(tmp_path / "whole")) == 0
-    keep = table.save_state
-
-    def interrupt(*given):
-        keep(*given)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(table, "save_state", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        command(*words, str(tmp_path / "halved"))
-    monkeypatch.setattr(table, "save_state", keep)
-    seen = []
-    search = table.distil
-    monkeypatch.setattr(table, "distil", lambda *a, **k: seen.append(k["state"]) or search(*a, **k))
-    assert command(*words, str(tmp_path / "halved")) == 0
-    assert int(seen[0]["step"]) == 500
-    for name in ("distilled.npz", "result.json", "sheet.png"):
-        whole, halved = ((tmp_path / run / name).read_bytes() for run in ("whole", "halved"))
-        assert whole == halved
-    assert capsys.readouterr().out == ""
 
 
 def test_the_table_has_every_method_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):

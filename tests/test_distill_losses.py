@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from remnant.distill import kip, kip_slopes, reconstruction, rkip, rkip_slopes
+from remnant.distill import kip, rkip
 from remnant.gradients import gram, weighted_sum
 from remnant.kernels import Dense, kernels, regress
 from remnant.models import build
@@ -25,14 +25,22 @@ def closed_form(t, r):
     return kernels(Dense(), t).ntk, kernels(Dense(), r, t).ntk, kernels(Dense(), r).ntk
 
 
+def both_terms(k_tt, k_rt, k_rr, y_t, y_r):
+    """RKIP as Theorem 2 writes it: the label residual, and the variance of R given T."""
+    alpha = regress(k_rr, y_r)
+    missing = y_t - k_rt.T @ alpha
+    given = k_rr - k_rt @ regress(k_tt, k_rt.T)
+    return float((missing * regress(k_tt, missing)).sum()), float((alpha * (given @ alpha)).sum())
+
+
 def test_theorem_2_with_the_infinite_width_kernel(sets):
     t, r, y_t, y_r = sets
     k_tt, k_rt, k_rr = closed_form(t, r)
-    whole = reconstruction(k_tt, k_rt, k_rr, regress(k_tt, y_t), regress(k_rr, y_r))
-    terms = rkip(k_tt, k_rt, k_rr, y_t, y_r)
-    assert float(terms.loss) == pytest.approx(float(whole), rel=1e-8)
-    assert float(terms.matching) > 0
-    assert float(terms.variance) > 0
+    alpha = regress(k_tt, y_t)
+    whole, _ = rkip(k_rt, k_rr, alpha, y_r, float((y_t * alpha).sum()))
+    terms = both_terms(k_tt, k_rt, k_rr, y_t, y_r)
+    assert sum(terms) == pytest.approx(float(whole), rel=1e-8)
+    assert min(terms) > 0
 
 
 def test_theorem_2_with_a_network_of_finite_width():
@@ -50,33 +58,15 @@ def test_theorem_2_with_a_network_of_finite_width():
         float((trained.final[name] - trained.initial[name] - value).square().sum())
         for name, value in change.items()
     )
-    terms = rkip(gram(model, t), gram(model, r, t), k_rr, residual, y_r)
-    assert float(terms.loss) == pytest.approx(left, rel=1e-8)
+    terms = both_terms(gram(model, t), gram(model, r, t), k_rr, residual, y_r)
+    assert sum(terms) == pytest.approx(left, rel=1e-8)
 
 
 def test_images_that_are_the_records_lose_nothing(sets):
     t, _, y_t, _ = sets
     k = kernels(Dense(), t).ntk
-    terms = rkip(k, k, k, y_t, y_t)
-    assert abs(float(terms.matching)) < 1e-12
-    assert abs(float(terms.variance)) < 1e-10
-    assert float(kip(k, k, y_t, y_t)) < 1e-20
-
-
-def test_slopes_agree_with_autograd(sets):
-    t, r, y_t, y_r = sets
-    k_tt, k_rt, k_rr = closed_form(t, r)
-    alpha, square = regress(k_tt, y_t), float((y_t * regress(k_tt, y_t)).sum())
-    free = [k_rt.requires_grad_(), k_rr.requires_grad_()]
-    for found, plain in (
-        (kip_slopes(k_rt, k_rr, y_t, y_r), kip(k_rt, k_rr, y_t, y_r)),
-        (rkip_slopes(k_rt, k_rr, alpha, y_r, square), rkip(k_tt, k_rt, k_rr, y_t, y_r).loss),
-    ):
-        assert found.loss.item() == pytest.approx(plain.item())
-        by_rt, by_rr = torch.autograd.grad(plain, free)
-        assert torch.allclose(found.by_rt, by_rt)
-        # Only the symmetric part of a slope in a symmetric matrix means anything.
-        assert torch.allclose(found.by_rr + found.by_rr.T, by_rr + by_rr.T)
+    assert both_terms(k, k, k, y_t, y_t) == pytest.approx((0.0, 0.0), abs=1e-10)
+    assert float(kip(k, k, y_t, y_t)[0]) < 1e-20
 
 
 def test_learned_labels_are_the_best_and_their_slope_is_that_of_the_least_loss(sets):
@@ -84,15 +74,17 @@ def test_learned_labels_are_the_best_and_their_slope_is_that_of_the_least_loss(s
     k_tt, k_rt, k_rr = (k.detach() for k in closed_form(t, r))
     alpha, square = regress(k_tt, y_t), float((y_t * regress(k_tt, y_t)).sum())
     ways = {
-        "kip": lambda k_rt, y: kip_slopes(k_rt, k_rr, y_t, y),
-        "rkip": lambda k_rt, y: rkip_slopes(k_rt, k_rr, alpha, y, square),
+        "kip": lambda k_rt, y: kip(k_rt, k_rr, y_t, y),
+        "rkip": lambda k_rt, y: rkip(k_rt, k_rr, alpha, y, square),
     }
     for way in ways.values():
-        best = way(k_rt, None)
-        assert float(way(k_rt, best.labels).loss) == pytest.approx(float(best.loss), rel=1e-6)
-        for other in (y_r, 1.01 * best.labels, best.labels + 0.01 * y_r):
-            assert float(way(k_rt, other).loss) > float(best.loss)
+        free = k_rt.clone().requires_grad_()
+        best, labels = way(free, None)
+        assert way(k_rt, labels)[0].item() == pytest.approx(best.item(), rel=1e-6)
+        for other in (y_r, 1.01 * labels, labels + 0.01 * y_r):
+            assert way(k_rt, other)[0].item() > best.item()
         nudge = 1e-5 * draw(4, 12, 5)
-        rise = float(way(k_rt + nudge, None).loss - way(k_rt - nudge, None).loss) / 2
-        assert rise == pytest.approx(float((best.by_rt * nudge).sum()), rel=1e-4)
-    assert torch.allclose(ways["rkip"](k_rt, None).labels, k_rt @ alpha)
+        rise = float(way(k_rt + nudge, None)[0] - way(k_rt - nudge, None)[0]) / 2
+        slope = torch.autograd.grad(best, free)[0]
+        assert rise == pytest.approx(float((slope * nudge).sum()), rel=1e-4)
+    assert torch.allclose(ways["rkip"](k_rt, None)[1], k_rt @ alpha)

@@ -8,13 +8,14 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from remnant.models import ACTIVATIONS, build, linearise, load_weights, read_weights, save_weights
+from seeding import seeded
 
 MODELS = [f"mlp:6-5-3:{name}" for name in ACTIVATIONS]
 MODELS += ["cnn:2x6x6-c3k3-m2-4-2", "cnn:2x6x6-c3k3p1-a2-4-2:tanh:nobias"]
 
 
 def made(text, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     model = build(text, generator=generator, dtype=torch.float64)
     shape = (6,) if text.startswith("mlp") else (2, 6, 6)
     x = torch.randn(4, *shape, generator=generator, dtype=torch.float64)

@@ -11,10 +11,11 @@ from remnant.models.malicious import trap
 from remnant.solvers.tensor.deep import read_deep
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
 from remnant.solvers.tensor.two_layer import TensorSettings, tensor_attack
+from seeding import seeded
 
 
 def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+    return seeded(seed)
 
 
 def inputs(count, d, seed=1):

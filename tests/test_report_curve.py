@@ -7,9 +7,8 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from audits import EVIL
-from remnant.report import curve_chart, curve_data, spectrum_chart, spectrum_data, svg_file
-from remnant.report.charts import spread
-from remnant.report.figures import Series, Spectrum
+from remnant.report.charts import curve_chart, spectrum_chart, spread, svg_file
+from remnant.report.figures import Series, Spectrum, curve_data, spectrum_data
 from remnant.types import Finding
 
 

@@ -12,9 +12,15 @@ from audits import EVIL, KKT, NTK, N, audit, evil_audit, sides
 from remnant.bundle import Attacked, Verdict
 from remnant.errors import InputError, RemnantError, StoreError
 from remnant.report.figures import Rate, bound_data, exposure_data, rates
-from remnant.report.page import Pictures, read_bundle, redact, without_images, write_bundle
 from remnant.report.page.facts import cards, choices, feature_table, headline, verdict_of
-from remnant.report.page.files import blur
+from remnant.report.page.files import (
+    Pictures,
+    blur,
+    read_bundle,
+    redact,
+    without_images,
+    write_bundle,
+)
 from remnant.store import open_run
 from remnant.types import Finding
 

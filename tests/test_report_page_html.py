@@ -23,6 +23,7 @@ from remnant.auditing.assess import without_truth
 from remnant.bundle import Verdict
 from remnant.cli import Parser
 from remnant.cli import report as verb
+from remnant.cli.common import carry_out
 from remnant.errors import InputError, StoreError
 from remnant.report.charts import (
     curve_chart,
@@ -32,10 +33,9 @@ from remnant.report.charts import (
     spectrum_chart,
 )
 from remnant.report.figures import Exposure, Series, Spectrum
-from remnant.report.page import PAGE_FILE, Pictures, page, read_bundle, redact, write_bundle
-from remnant.report.page.document import data_uri, picture_side
+from remnant.report.page import PAGE_FILE, data_uri, page, picture_side
 from remnant.report.page.facts import words
-from remnant.report.page.files import blur
+from remnant.report.page.files import Pictures, blur, read_bundle, redact, write_bundle
 from remnant.store import finish, open_run
 
 VOID = {"meta", "img", "input", "link", "br", "hr"}
@@ -339,10 +339,10 @@ def test_the_verb_draws_the_page_from_the_bundle(tmp_path, capsys):
     run = open_run(tmp_path / "run", {})
     write_bundle(run, *audit())
     with pytest.raises(StoreError, match="expected a finished audit, got a begun one"):
-        verb.run(arguments(run.path))
+        carry_out(arguments(run.path))
     finish(run)
-    assert verb.run(arguments(run.path)) == 0
-    assert verb.run(arguments(run.path, "--quiet")) == 0  # what it drew is not what it reads
+    assert carry_out(arguments(run.path)) == 0
+    assert carry_out(arguments(run.path, "--quiet")) == 0  # what it drew is not what it reads
     written = run.path / PAGE_FILE
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     assert written.read_text() == page(*read_bundle(run.path))
@@ -356,19 +356,19 @@ def test_the_verb_leaves_out_and_blurs(tmp_path, capsys):
     write_bundle(run, *audit())
     finish(run)
     other = tmp_path / "to" / "share"
-    assert verb.run(arguments(run.path, "--no-images", "--out", other, "--json")) == 0
+    assert carry_out(arguments(run.path, "--no-images", "--out", other, "--json")) == 0
     assert "data:image" not in (other / PAGE_FILE).read_text()
     assert not (run.path / PAGE_FILE).exists()
     assert '"verdict": "exposed"' in capsys.readouterr().out
-    assert verb.run(arguments(run.path, "--redact", "--out", other, "--quiet")) == 0
+    assert carry_out(arguments(run.path, "--redact", "--out", other, "--quiet")) == 0
     assert "blurred original" in (other / PAGE_FILE).read_text()
     assert capsys.readouterr().out == ""
     with pytest.raises(StoreError, match=r"expected a run with run\.json"):
-        verb.run(arguments(tmp_path / "nothing"))
+        carry_out(arguments(tmp_path / "nothing"))
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(StoreError, match="choose another --out"):
-        verb.run(arguments(run.path, "--out", blocked / "x"))
+        carry_out(arguments(run.path, "--out", blocked / "x"))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_a_bundle_edited_by_hand_is_one_line(tmp_path, edit):
     file.write_text(json.dumps(values))
     finish(run)
     with pytest.raises(InputError, match=r"expected values of remnant.audit/1, got others"):
-        verb.run(arguments(run.path))
+        carry_out(arguments(run.path))
 
 
 def test_a_bundle_edited_after_it_was_finished_draws_no_page(tmp_path):
@@ -397,7 +397,7 @@ def test_a_bundle_edited_after_it_was_finished_draws_no_page(tmp_path):
     finish(run)
     file = run.path / "finding.json"
     file.write_text(file.read_text().replace('"exposed"', '"not exposed"'))
-    for act in (lambda: verb.run(arguments(run.path)), lambda: read_bundle(run.path)):
+    for act in (lambda: carry_out(arguments(run.path)), lambda: read_bundle(run.path)):
         with pytest.raises(StoreError, match=r"finding\.json: expected the file that the run"):
             act()
     assert not (run.path / PAGE_FILE).exists()

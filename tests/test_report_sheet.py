@@ -8,12 +8,15 @@ import torch
 from PIL import Image
 
 from remnant.errors import InputError
-from remnant.report import candidates_sheet, draw_sheet, drawable, finding_sheet
 from remnant.report.sheet import (
     EXPOSED,
     LOOK,
     _fit,
     _font,
+    candidates_sheet,
+    draw_sheet,
+    drawable,
+    finding_sheet,
     record_caption,
     sheet_layout,
     short_number,

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "gradients": BASE,
     "training": BASE | {"models", "gradients", "kernels"},
     "evidence": BASE | {"gradients"},
-    "solvers": BASE | {"evidence", "gradients", "training"},
+    "solvers": BASE | {"models", "evidence", "gradients", "training"},
     "attacks": BASE | {"models", "gradients", "kernels", "training", "evidence", "solvers"},
     "scoring": BASE,
     "store": BASE,

@@ -7,10 +7,11 @@ import torch
 from scipy.stats import hypergeom, poisson
 
 from remnant.scoring.claims import chance_of_meeting, claim, repeats, rms_distance, ways_of
+from seeding import seeded
 
 
 def rows(k, d=30, seed=0):
-    return torch.randn(k, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(k, d, generator=seeded(seed), dtype=torch.float64)
 
 
 def made(records, candidates, *, error=1e-6, passed=None, strangers=None, **more):
@@ -79,7 +80,7 @@ def test_chance_is_not_understated(d):
 
 def test_coincidences_of_whole_numbers_are_counted():
     """Ages repeat: one that comes back proves nothing, sixty do."""
-    ages = torch.randint(20, 60, (160, 1), generator=torch.Generator().manual_seed(0)).double()
+    ages = torch.randint(20, 60, (160, 1), generator=seeded()).double()
     records, strangers = ages[:60], ages[60:]
     assert repeats(strangers)
     one = made(records[:1], records[:1] + 1e-7, strangers=strangers, own=True)
@@ -92,14 +93,14 @@ def test_coincidences_of_whole_numbers_are_counted():
 
 def test_categories_beside_one_number_vary_in_one_way():
     """Six binary columns and one number: strangers are met more often than seven numbers tell."""
-    flags = torch.randint(0, 2, (100, 6), generator=torch.Generator().manual_seed(0)).double()
+    flags = torch.randint(0, 2, (100, 6), generator=seeded()).double()
     assert ways_of(torch.cat([flags, rows(100, 1)], 1)) == 1
     assert ways_of(flags) == 0
     assert ways_of(rows(100, 30)) == 4
 
 
 def test_many_records_that_coincide_with_few_strangers_at_hand_prove_nothing():
-    drawn = torch.randint(0, 2, (1021, 4), generator=torch.Generator().manual_seed(1)).double()
+    drawn = torch.randint(0, 2, (1021, 4), generator=seeded(1)).double()
     claims = made(drawn[:1000], drawn[1000:1001], strangers=drawn[1001:])
     assert claims.count > 20
     assert claims.chance > 0.005
@@ -208,7 +209,7 @@ def test_records_repeat_from_one_in_fifty():
 
 def test_whole_numbers_of_forty_bits_together_do_not_coincide():
     """Each of 8 values: 14 columns have 42 bits, 13 have 39."""
-    drawn = torch.randint(0, 8, (300, 14), generator=torch.Generator().manual_seed(0)).double()
+    drawn = torch.randint(0, 8, (300, 14), generator=seeded()).double()
     assert ways_of(drawn) == 4
     assert ways_of(drawn[:, :13]) == 0
     numbers = rows(100, 3)

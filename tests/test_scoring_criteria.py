@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from remnant.scoring import criteria
+from seeding import seeded
 
 
 def draws(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(*shape, generator=seeded(seed))
 
 
 def test_the_oracle_is_the_nearest_record_and_order_statistics_grow():

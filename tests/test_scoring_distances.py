@@ -18,12 +18,13 @@ from remnant.scoring.distances import (
     ssim_window,
     standardised_l2,
 )
+from seeding import seeded
 
 PAIRWISE = (squared_l2, standardised_l2, centred_correlation)
 
 
 def images(seed, *shape, dtype=torch.float32):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.rand(*shape, generator=seeded(seed), dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", [(7,), (8, 8), (3, 5, 6)])

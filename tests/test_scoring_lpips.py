@@ -10,11 +10,12 @@ import torch
 from remnant.data import load
 from remnant.errors import InputError, WeightsError
 from remnant.scoring.lpips import LAYERS, LPIPS, installed_weights, load_lpips, read_arrays
+from seeding import seeded
 
 
 def drawn():
     """Arrays of the right shapes, kernels h x w x in x out."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     arrays = []
     for side, before, after, _ in LAYERS:
         kernel = torch.randn(side, side, before, after, generator=generator)
@@ -25,7 +26,7 @@ def drawn():
 def test_alike_is_zero_and_noise_adds_up():
     model = LPIPS(drawn())
     images = load("mnist").inputs[::1300]
-    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(images.shape, generator=seeded(1))
     near, far = (model(images, images + by * noise) for by in (0.05, 0.4))
     assert torch.equal(model(images, images), torch.zeros(len(images)))
     assert (near > 0).all()

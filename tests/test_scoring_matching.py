@@ -9,10 +9,11 @@ from remnant.scoring.distances import standardised_l2
 from remnant.scoring.matching import average_of_nearest, greedy, stretch
 from remnant.scoring.score import score
 from remnant.types import Examples
+from seeding import seeded
 
 
 def matrix(seed, n, m):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return torch.rand(n, m, generator=generator, dtype=torch.float64)
 
 
@@ -81,7 +82,7 @@ def test_nothing_to_match_leaves_everyone_unmatched(bad):
 
 
 def test_the_average_is_the_mean_of_those_within_the_factor():
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     records = torch.rand(4, 1, 6, 6, generator=generator)
     noise = torch.randn(12, 1, 6, 6, generator=generator)
     candidates = records.repeat(3, 1, 1, 1) + 0.1 * noise

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from remnant.scoring.ranks import SHUFFLES, _midranks, compare
+from remnant.scoring.ranks import _midranks, compare
 from seeding import seeded
 
 
@@ -18,17 +18,16 @@ def test_likenesses_of_records_are_seen():
     ranks = compare(records + rows(15, 3), records, strangers, generator=seeded(0))
     assert ranks.p < 1e-3
     assert ranks.above.any()
-    assert (ranks.alike[ranks.above] > ranks.stranger).all()
 
 
 def test_candidates_that_know_nothing_are_seldom_taken_for_likenesses():
-    ps = [
-        compare(rows(20, 4 * s), rows(10, 4 * s + 1), rows(40, 4 * s + 2), generator=seeded(s)).p
-        for s in range(200)
-    ]
+    ps = []
+    for s in range(200):
+        candidates, records, strangers = rows(20, 4 * s), rows(10, 4 * s + 1), rows(40, 4 * s + 2)
+        ps.append(compare(candidates, records, strangers, generator=seeded(s), shuffles=999).p)
     below = sum(p < 0.05 for p in ps)
     assert 2 <= below <= 20  # ten are expected
-    assert min(ps) > 1e-4
+    assert min(ps) > 1e-3
 
 
 def test_scale_and_a_common_part_do_not_matter():
@@ -37,7 +36,7 @@ def test_scale_and_a_common_part_do_not_matter():
     moved = [7 * part + 100 for part in (records + noise, records, strangers)]
     two = compare(*moved, generator=seeded(0))
     assert two.p == one.p
-    assert torch.allclose(one.alike, two.alike)
+    assert torch.equal(one.above, two.above)
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -88,8 +87,6 @@ def test_chance_is_that_of_all_ways_to_share_out_the_names():
     unit = torch.nn.functional.normalize
     both = unit(torch.cat([records, strangers]) - centre, dim=1)
     scores = (both @ unit(candidates - centre, dim=1).T).max(1).values
-    assert torch.allclose(ranks.alike, scores[:5])
-    assert ranks.stranger == pytest.approx(float(scores[5:].max()))
     assert ranks.above.tolist() == (scores[:5] > scores[5:].max()).tolist()
     high, low = every_way(scores.tolist(), 5, classes)
     assert 0.01 < high < 0.5
@@ -106,17 +103,16 @@ def test_equals_are_as_high_and_as_low_as_each_other():
 def test_chance_is_never_said_to_be_nothing():
     records, strangers = rows(15, 1), rows(60, 2)
     high = compare(records, records, strangers, generator=seeded(0))
-    assert high.p == 1 / (1 + SHUFFLES)
+    assert high.p == 1 / (1 + 9999)
     assert high.low == 1.0
     low = compare(strangers, records, strangers, generator=seeded(0))
-    assert low.low == 1 / (1 + SHUFFLES)
+    assert low.low == 1 / (1 + 9999)
 
 
 def test_without_strangers_nothing_is_above_them():
     nothing = compare(rows(3, 1), rows(2, 2), rows(0, 3), generator=seeded(0))
-    assert (nothing.p, nothing.low, nothing.stranger) == (None, None, 1.0)
+    assert (nothing.p, nothing.low) == (None, None)
     assert nothing.above.tolist() == [False, False]
-    assert nothing.alike.tolist() == [0.0, 0.0]
 
 
 def test_equal_values_share_their_rank():

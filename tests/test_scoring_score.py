@@ -184,7 +184,7 @@ def test_candidates_of_another_shape_are_refused():
 
 
 def test_papers_ssim_averages_near_ties_and_stretches():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     inputs = torch.rand(4, 1, 12, 12, generator=generator)
     truth = Examples(inputs=inputs, labels=torch.arange(4), ids=("a", "b", "c", "d"))
     noise = 0.02 * torch.randn(inputs.shape, generator=generator)

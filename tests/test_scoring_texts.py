@@ -14,8 +14,9 @@ from remnant.auditing.strangers import near_texts
 from remnant.auditing.texts import same_length
 from remnant.cli import main
 from remnant.data import load_texts
-from remnant.report.page import page, read_bundle, redact
+from remnant.report.page import page
 from remnant.report.page.facts import cards, text_pair
+from remnant.report.page.files import read_bundle, redact
 from remnant.scoring.texts import (
     likeness,
     longest_run,

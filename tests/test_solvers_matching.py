@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers.batch.label_counts import infer_labels
-from remnant.solvers.batch.matching import Matching, draw, match_gradient, total_variation
+from remnant.solvers.descent.label_counts import infer_labels
+from remnant.solvers.descent.matching import Matching, draw, match_gradient, total_variation
 from remnant.training import loss_named
 from seeding import seeded
 

@@ -7,20 +7,23 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers.batch import one_gradient
-from remnant.solvers.batch.frames import Coordinates, deflate, first_side, pose_frames
-from remnant.solvers.batch.graph_search import (
-    Found,
-    nearest_on_graph,
+from remnant.solvers.dense import one_gradient
+from remnant.solvers.dense.batch_search import (
+    Limits,
+    Spaces,
+    add_last,
     search_graph,
     solve_features,
+    solve_pairs,
 )
-from remnant.solvers.batch.one_gradient import leak_of, recover_batch
-from remnant.solvers.batch.output_search import Spaces, add_last, leave_out, nearest_signals
-from remnant.solvers.batch.pairs import solve_pairs
-from remnant.solvers.batch.resimulate import resimulate, slope_at
-from remnant.solvers.batch.smooth_refine import refine, slope_and_curvature
-from remnant.solvers.batch.tolerances import Tolerances
+from remnant.solvers.dense.frames import Coordinates, deflate, first_side, pose_frames
+from remnant.solvers.dense.one_gradient import leak_of, recover_batch
+from remnant.solvers.dense.reflections import Graph, Signals
+from remnant.solvers.dense.resimulate import resimulate, slope_at
+from remnant.solvers.dense.rounds import Found, Search
+from remnant.solvers.dense.smooth import pose_smooth
+from remnant.solvers.dense.smooth_refine import refine, slope_and_curvature
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import count_in_noise, decompose
 
 INPUTS = 60
@@ -66,7 +69,8 @@ def leaked(count, widths, activation, *, seed=0, dtype=torch.float64, bias=True,
 
 
 def recover(held, **more):
-    return recover_batch(**(held | {"generator": torch.Generator().manual_seed(1)} | more))
+    given = {"generator": torch.Generator().manual_seed(1)} | more
+    return recover_batch(one_gradient.Layers(**held), **given)
 
 
 def errors(x, inputs):
@@ -115,11 +119,16 @@ def test_a_nearly_linear_activation_comes_back_too(dtype, most):
 def smooth_problem(count, activation, dtype):
     """The truth in the coordinates of the problem, and the problem."""
     x, held = leaked(count, (96, 64), activation, dtype=dtype)
-    names = ("first", "first_gradient", "next_weight", "next_gradient", "activation", "bias")
-    layers = one_gradient.Layers(**{name: held[name] for name in names})
-    problem = one_gradient.pose_smooth(layers, decompose(held["first_gradient"]).parts(count))
+    problem = pose_smooth(
+        decompose(held["first_gradient"]).parts(count),
+        activation,
+        held["first"],
+        held["next_gradient"],
+        level=1e-7,
+        next_weight=held["next_weight"],
+    )
     whole = torch.cat([x, torch.ones(count, 1, dtype=torch.float64)], dim=1)
-    return whole, (whole @ held["first"].T) @ problem.t, problem
+    return whole, whole @ problem.right.T, problem
 
 
 def test_both_sides_refine_a_record_and_say_how_far_off_it_may_be():
@@ -127,24 +136,24 @@ def test_both_sides_refine_a_record_and_say_how_far_off_it_may_be():
     generator = torch.Generator().manual_seed(0)
     away = torch.randn(y.shape, generator=generator, dtype=y.dtype) * 1e-3 * y.norm() / 12
     start = y + away
-    start = start / (start @ problem.one)[:, None]
-    got = refine(problem, start, Tolerances())
-    error = ((got.y @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
-    before = ((start @ problem.to_record) - whole).norm(dim=1) / whole.norm(dim=1)
+    start = start / (start @ problem.last)[:, None]
+    got = refine(problem, start)
+    error = ((got.y @ problem.right) - whole).norm(dim=1) / whole.norm(dim=1)
+    before = ((start @ problem.right) - whole).norm(dim=1) / whole.norm(dim=1)
     assert float((error / before).max()) < 0.05
-    assert float(got.deviation.max()) < 1e-3
-    assert float((error / got.deviation).max()) < 5
+    assert float(got.residual.max()) < 1e-3
+    assert float((error / got.residual).max()) < 5
 
 
 def test_a_point_that_is_no_record_is_never_vouched_for():
     _, y, problem = smooth_problem(12, nn.Tanh(), torch.float32)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(40, 12, generator=generator, dtype=y.dtype)
-    got = refine(problem, start / (start @ problem.one)[:, None], Tolerances())
+    got = refine(problem, start / (start @ problem.last)[:, None])
     nearest = torch.cdist(got.y, y).min(1).values / got.y.norm(dim=1)
     wrong = nearest > 1e-2
     assert bool(wrong.any())
-    assert float(got.deviation[wrong].min()) > Tolerances().smooth
+    assert float(got.residual[wrong].min()) > TOLERANCES.deviation
 
 
 def test_slope_and_curvature_are_the_derivatives():
@@ -164,16 +173,15 @@ def test_the_last_record_before_the_output_needs_no_search():
     whole = torch.cat([x, torch.ones(6, 1, dtype=torch.float64)], dim=1)
     duals = torch.linalg.lstsq(whole.T, held["first_gradient"].T).solution
     known = Found(
-        t=(whole @ held["first"].T)[:5],
-        a=duals[:5],
-        graph_residual=torch.zeros(5, dtype=torch.float64),
-        dual_residual=torch.zeros(5, dtype=torch.float64),
+        y=(whole @ held["first"].T)[:5] @ frame,
+        z=nn.functional.normalize(duals[:5] @ left, dim=1),
+        residual=torch.zeros(5, dtype=torch.float64),
     )
-    got = add_last(known, leave_out(spaces, duals[:5] @ left), 0.0, 1e-6)
+    got = add_last(known, spaces, 0.0, Limits(residual=1e-6))
     assert len(got) == 6
-    cosine = nn.functional.cosine_similarity(got.a[5], duals[5], dim=0)
+    cosine = nn.functional.cosine_similarity(got.z[5] @ left.T, duals[5], dim=0)
     assert float(cosine.abs()) > 1 - 1e-10
-    record = (got.t[5] @ frame) @ to_record
+    record = got.y[5] @ to_record
     assert torch.allclose(record / record[-1], whole[5], atol=1e-6)
 
 
@@ -185,14 +193,14 @@ def test_features_with_wrong_signs_are_solved_again():
     t = torch.cat([x, torch.ones(20, 1, dtype=torch.float64)], dim=1) @ held["first"].T
     generator = torch.Generator().manual_seed(0)
     rough = t + 0.02 * t.std() * torch.randn(t.shape, generator=generator, dtype=t.dtype)
-    got = solve_features(frames, rough @ frames.t, 0.0, Tolerances())
+    got = solve_features(frames, rough @ frames.t, 0.0)
     image = (got.inner @ frames.t.T).relu()
     outside = image - (image @ frames.h) @ frames.h.T
     assert torch.allclose(got.residual, outside.norm(dim=1) / image.norm(dim=1))
     right = nn.functional.cosine_similarity(got.inner, t @ frames.t, dim=1) > 1 - 1e-8
     assert int(right.sum()) >= 15
     assert float(got.residual[right].max()) < 1e-6
-    assert not bool((got.residual[~right] < Tolerances().exact).any())
+    assert not bool((got.residual[~right] < TOLERANCES.exact).any())
 
 
 def test_a_seed_decides_the_result():
@@ -222,10 +230,8 @@ def test_what_is_found_before_patience_ends_is_exact_and_incomplete(monkeypatch)
     x, held = leaked(20, (64, 64), nn.ReLU())
 
     def tired(*args):
-        found = search_graph(*args)
-        cut = {name: getattr(found, name)[:7] for name in ("t", "a")}
-        cut |= {name: getattr(found, name)[:7] for name in ("graph_residual", "dual_residual")}
-        return Found(**cut, series=found.series)
+        found, series = search_graph(*args)
+        return found.take(slice(7)), series
 
     monkeypatch.setattr(one_gradient, "search_graph", tired)
     got = recover(held)
@@ -241,9 +247,9 @@ def test_a_wrong_record_among_right_ones_is_noticed(monkeypatch):
     _, held = leaked(20, (64, 64), nn.ReLU())
 
     def wrong(*args):
-        found = search_graph(*args)
-        found.t[3] += 0.3 * found.t[4]
-        return found
+        found, series = search_graph(*args)
+        found.y[3] += 0.3 * found.y[4]
+        return found, series
 
     monkeypatch.setattr(one_gradient, "search_graph", wrong)
     got = recover(held)
@@ -311,7 +317,7 @@ def test_residuals_are_shares_of_what_the_gradients_are(activation):
 def test_a_wrong_count_is_never_called_complete():
     _, held = leaked(10, (64, 64), nn.ReLU())
     for count in (9, 11):
-        got = recover(held, count=count, settings=Tolerances(iterations=200, patience=1))
+        got = recover(held, count=count, search=Search(iterations=200, patience=1))
         assert not got.complete
 
 
@@ -378,9 +384,7 @@ def test_pairs_agree_with_a_singular_value_decomposition():
     slope = torch.rand(3, 40, generator=generator, dtype=torch.float64)
     wanted = torch.linalg.svd(torch.cat([outer, -slope[0][:, None] * inner], dim=1))[2][-1]
     start = wanted[:6].expand(3, 6)
-    got = solve_pairs(
-        outer, inner, slope, torch.ones_like(slope), (start, 0 * start), iterations=60
-    )
+    got = solve_pairs(outer, inner, slope, torch.ones_like(slope), (start, 0 * start))
     # With u held along its start, v is the best there is, and u at least as good as the start.
     fit = outer @ got.outer[0] - slope[0] * (inner @ got.inner[0])
     assert torch.allclose(fit.norm(), got.residual[0], atol=1e-8)
@@ -399,7 +403,8 @@ def test_a_learned_leak_is_a_leak():
 def test_the_nearest_point_of_the_graph_is_the_nearest(leak):
     generator = torch.Generator().manual_seed(0)
     t, s = torch.randn(2, 1, 50, generator=generator, dtype=torch.float64)
-    u, f = nearest_on_graph([t, s], leak, 2.0)
+    frame = torch.eye(50)
+    u, f = Graph(ends=frame, features=frame, leak=leak).nearest([t, s])
     assert torch.allclose(f, torch.where(u > 0, u, leak * u))
     assert float(u.square().sum() + f.square().sum()) == pytest.approx((1.5 + 0.5 * leak**2) * 50)
     grid = torch.linspace(-5, 5, 20001, dtype=torch.float64)
@@ -412,7 +417,8 @@ def test_the_nearest_point_of_the_graph_is_the_nearest(leak):
 def test_nearest_signals_obey_the_signs():
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(3, 1, 50, generator=generator, dtype=torch.float64)
-    near_t, near_a, near_p = nearest_signals(parts, 0.0, 2.0)
+    frame = torch.eye(50)
+    near_t, near_a, near_p = Signals(t=frame, a=frame, p=frame).nearest(parts)
     assert torch.equal(near_a[near_t > 0], near_p[near_t > 0])
     assert float(near_a[near_t < 0].abs().max()) == 0
 

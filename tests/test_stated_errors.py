@@ -7,8 +7,7 @@ from torch import nn
 from remnant.attacks import NTK, Gradient
 from remnant.attacks.outcome import stated_errors
 from remnant.data import load
-from remnant.solvers.blends import hides_more, told_apart
-from remnant.solvers.spans import Spectrum
+from remnant.solvers.spans import Spectrum, hides_more, told_apart
 from remnant.types import Knowledge, Scaling, Status, Target
 from seeding import seeded
 

@@ -31,6 +31,7 @@ from remnant.store import (
     write_json,
     write_text,
 )
+from remnant.store.files import write_whole
 from remnant.types import Candidates, Status
 
 SPEC = {"attack": "kkt", "seed": 1, "model": {"width": 64, "layers": [3, 4]}}
@@ -166,11 +167,13 @@ def test_a_state_of_another_run_is_none_of_ours(run, tmp_path):
 def test_a_kill_between_the_promise_and_the_file_loses_nothing(run, monkeypatch):
     write_json(run, "control-ntk.json", {"recovered": 1})
 
-    def killed(*_):
-        raise KeyboardInterrupt
+    def killed(path, name, value):
+        if name != "run.json":  # which holds the promise
+            raise KeyboardInterrupt
+        return write_whole(path, name, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr("remnant.store.contents.write_whole", killed)
+        patch.setattr("remnant.store.write_whole", killed)
         for recovered in (2, 3):
             with pytest.raises(KeyboardInterrupt):
                 write_json(run, "control-ntk.json", {"recovered": recovered})

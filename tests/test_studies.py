@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from remnant.cli import Parser, study
+from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
 from remnant.experiments import paper_002 as gradients
@@ -24,7 +25,7 @@ from remnant.experiments.study import (
     study_spec,
 )
 from remnant.experiments.targets import squared_scores
-from remnant.report.lines import draw_lines, line_panels
+from remnant.report.lines import Point, draw_lines, line_panels
 from remnant.scoring import squared_l2
 from remnant.store import open_run
 from remnant.sweep.table import as_csv, read_rows
@@ -337,7 +338,7 @@ def command(*words):
     top = Parser(prog="remnant")
     study.add(top.add_subparsers(parser_class=Parser))
     given = top.parse_args(["study", *words])
-    return given.run(given)
+    return carry_out(given)
 
 
 def test_the_command_prints_a_table_or_json_and_shows_a_finished_study_again(
@@ -384,28 +385,20 @@ def test_tables_keep_every_field():
     assert as_csv([{"a": 1, "b": None}, {"a": 2, "c": "x, y"}]) == 'a,b,c\n1,,\n2,,"x, y"\n'
 
 
-ROWS = [
-    {"kind": "p", "how": "one", "n": 10, "error": 4.0},
-    {"kind": "p", "how": "one", "n": 2, "error": 1.0},
-    {"kind": "p", "how": "one", "n": 10, "error": 2.0},
-    {"kind": "p", "how": "two", "n": 5, "error": None},
-    {"kind": "q", "how": "one", "n": 0, "error": 0.0},
-    {"kind": "q", "how": "one", "n": 3, "error": 1e-9},
-    {"kind": "r", "how": "two", "n": "sign", "error": 0.5},
+POINTS = [
+    Point("p", "one", 10, 4.0),
+    Point("p", "one", 2, 1.0),
+    Point("p", "one", 10, 2.0),
+    Point("p", "two", 5, None),
+    Point("q", "one", 0, 0.0),
+    Point("q", "one", 3, 1e-9),
+    Point("r", "two", "sign", 0.5),
 ]
 
 
 def panels(**changes):
-    return line_panels(
-        ROWS,
-        panel=lambda row: row["kind"],
-        line="how",
-        x="n",
-        y="error",
-        across=str.upper,
-        up="error",
-        **changes,
-    )
+    across = {"p": "P", "q": "Q", "r": "R"}
+    return line_panels(POINTS, across=across, up="error", **changes)
 
 
 def test_lines_are_medians_in_order():

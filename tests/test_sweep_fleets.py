@@ -85,7 +85,7 @@ def test_a_chunk_that_is_done_survives_a_kill(tmp_path, monkeypatch):
     def killed(run, name, value):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleets, "write_bytes", killed)
+    monkeypatch.setattr("remnant.store.write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
         spread_fleet(fleet, cache=tmp_path, on="jobs:1")
     monkeypatch.undo()

@@ -48,12 +48,11 @@ def gradients_one_by_one(model, inputs, labels):
 
 
 @pytest.mark.parametrize("text", ["mlp:64-8-10:tanh", "mlp:64-6-6-10"])
-def test_clipped_sum_is_the_obvious_one(text, monkeypatch):
-    monkeypatch.setattr("remnant.training.private.NUMBERS_AT_ONCE", 5000)  # several chunks
+def test_clipped_sum_is_the_obvious_one(text):
     model, x, y = network(text), DIGITS.inputs.double(), DIGITS.labels
     weights = [p.detach() for p in model.parameters()]
-    per_record = PerRecord(model=model, inputs=x, labels=y, recipe=recipe())
-    sums, losses = per_record.total(weights, torch.arange(len(x)))
+    per_record = PerRecord(model=model, inputs=x, labels=y, recipe=recipe(), at_once=5000)
+    sums, losses = per_record.total(weights, torch.arange(len(x)))  # in several chunks
     rows = gradients_one_by_one(model, x, y)
     norms = rows.norm(dim=1)
     assert (norms > 0.5).any()

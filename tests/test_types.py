@@ -14,7 +14,6 @@ from remnant.types import (
     Examples,
     Finding,
     Knowledge,
-    Matches,
     Scaling,
     Stated,
     Status,
@@ -124,7 +123,7 @@ def test_evidence_is_float64_and_of_one_shape():
         Evidence(vector=single, start=whole, end=whole, precision=1e-7)
 
 
-def test_candidates_and_matches_check_their_shapes():
+def test_candidates_check_their_shapes():
     ok = {"status": Status.COMPLETE, "reason": ""}
     assert len(Candidates(inputs=torch.rand(2, 3), confidence=torch.rand(2), **ok)) == 2
     with pytest.raises(InputError, match=r"confidence: expected \(2,\)"):
@@ -133,13 +132,6 @@ def test_candidates_and_matches_check_their_shapes():
         Candidates(inputs=torch.rand(2, 3), confidence=torch.rand(2), labels=torch.zeros(1), **ok)
     with pytest.raises(InputError, match="m x shape"):
         Candidates(inputs=torch.rand(2), confidence=torch.rand(2), **ok)
-    with pytest.raises(InputError, match="n and n"):
-        Matches(
-            protocol="greedy",
-            measure="squared_l2",
-            candidate=torch.zeros(2),
-            distance=torch.zeros(3),
-        )
 
 
 def test_a_finding_is_json_and_comes_back():

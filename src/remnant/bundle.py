@@ -5,14 +5,13 @@ The page is drawn from this and from the pictures beside it alone; nothing is co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from remnant.errors import InputError, expected
-from remnant.types import Finding, finite
+from remnant.errors import InputError
+from remnant.types import Finding, fields_of, json_text
 
 AUDIT_SCHEMA = "remnant.audit/1"
 NULLS: Mapping[str, tuple[str, str]] = {
@@ -105,18 +104,11 @@ class Audit:
     schema: str = field(default=AUDIT_SCHEMA)
 
     def to_json(self) -> str:
-        """Two-space JSON without NaN or infinity (they become null)."""
-        return json.dumps(finite(asdict(self)), indent=2, allow_nan=False) + "\n"
+        return json_text(self)
 
     @classmethod
     def from_json(cls, text: str) -> Audit:
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(f"audit: expected JSON, got a fault at line {error.lineno}") from None
-        if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
-            got = values.get("schema") if isinstance(values, dict) else type(values).__name__
-            raise InputError(expected("audit: schema", AUDIT_SCHEMA, got))
+        values = fields_of("audit", text, AUDIT_SCHEMA)
         try:
             _check_kinds(values)
             return cls(**values | {"attacks": [_attacked(row) for row in values["attacks"]]})

@@ -1,8 +1,8 @@
 """Infinite-width kernels of dense networks in closed form, and regression with a kernel.
 
 For x and x' layer l holds s = (s_xx, s_xx', s_x'x'), the covariance of two preactivations. Through
-an activation it becomes E[f f'] and E[f' f''] under that Gaussian: arc-cosine kernels for ReLU (Cho
-and Saul 2009), arcsine for erf (Williams 1997). The NNGP kernel is s_xx' of the output; the NTK
+a ReLU it becomes E[f f'] and E[f' f''] under that Gaussian, arc-cosine kernels (Cho and Saul 2009).
+The NNGP kernel is s_xx' of the output; the NTK
 adds up, layer by layer, what each layer's own weights contribute (Jacot et al. 2018).
 """
 
@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
 
-TWO_PI, TINY = 2 * math.pi, 1e-300
-NEAREST = 1e-12  # of 1 - rho^2 in a derivative: at equal inputs it is a pole times zero
-
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A dense network of `hidden` layers and one output, as its width grows.
+    """A dense ReLU network of `hidden` layers and one output, as its width grows.
 
     ntk: h = sqrt(weight / fan_in) W z + sqrt(bias) b with W, b ~ N(0, 1); gradients in W and b.
     standard: W ~ N(0, weight / fan_in), b ~ N(0, bias), gradients in those; the NTK then grows with
@@ -32,7 +29,6 @@ class Dense:
     """
 
     hidden: int = 2
-    activation: Literal["relu", "erf"] = "relu"
     weight: float = 2.0
     bias: float | None = None
     parametrisation: Literal["ntk", "standard"] = "ntk"
@@ -41,9 +37,6 @@ class Dense:
     def __post_init__(self) -> None:
         if self.hidden < 1:
             raise InputError(expected("kernel: hidden layers", "1 or more", self.hidden))
-        if self.activation not in ACTIVATIONS:
-            known = " or ".join(ACTIVATIONS)
-            raise InputError(expected("kernel: activation", known, repr(self.activation)))
         if not 0 < self.weight < math.inf or (self.bias is not None and not self.bias >= 0):
             got = f"{self.weight} and {self.bias}"
             raise InputError(expected("kernel: variances", "weight > 0, bias >= 0 or None", got))
@@ -82,11 +75,11 @@ def squares(x: Tensor) -> Tensor:
 
 def kernels_of_products(network: Dense, xy: Tensor, xx: Tensor, yy: Tensor, d: int) -> Kernels:
     """The same from x.y (n x m) and the squared lengths of x (n) and y (m) in d dimensions."""
-    raw, step = _Covariance(xx[:, None], xy, yy[None]), ACTIVATIONS[network.activation]
+    raw = _Covariance(xx[:, None], xy, yy[None])
     s = _next(network, raw, 1 / d)
     ntk = _own(network, raw.xy, s.xy, 1)
     for _ in range(network.hidden):
-        features, slopes = step(s)
+        features, slopes = _relu(s)
         s = _next(network, features, 1.0)
         own = _own(network, features.xy, s.xy, network.width or 1)
         ntk = torch.addcmul(own, slopes, ntk, value=network.weight)
@@ -116,55 +109,20 @@ def _affine(value: Tensor, scale: float, shift: float | None) -> Tensor:
 
 
 def _relu(s: _Covariance) -> tuple[_Covariance, Tensor]:
-    function: Any = _Arccosine
-    features, slopes = function.apply(s.x, s.xy, s.y)
-    return _Covariance(s.x / 2, features, s.y / 2), slopes
+    """E[f f'] = r (rho (pi - t) + sin t) / 2 pi and E[slope slope'] = (pi - t) / 2 pi.
 
-
-def _erf(s: _Covariance) -> tuple[_Covariance, Tensor]:
-    u, v = 1 + 2 * s.x, 1 + 2 * s.y
-    scale = (u * v).sqrt()
-
-    def own(variance: Tensor) -> Tensor:
-        return 2 / math.pi * torch.asin(2 * variance / (1 + 2 * variance))
-
-    slopes = 4 / math.pi / (u * v - 4 * s.xy.square()).sqrt()
-    return _Covariance(own(s.x), 2 / math.pi * torch.asin(2 * s.xy / scale), own(s.y)), slopes
-
-
-ACTIVATIONS = {"relu": _relu, "erf": _erf}
-
-
-class _Arccosine(torch.autograd.Function):
-    """E[f f'] = r (rho (pi - t) + sin t) / 2 pi and E[slope slope'] = (pi - t) / 2 pi for ReLU.
-
-    r = sqrt(s_xx s_x'x'), rho = cos t = s_xx' / r; beyond 1 there is only rounding. One function
-    with a derivative of its own, since the n x m operations are all the work. The slopes' own
-    derivative has a pole at rho = 1, held at NEAREST.
+    r = sqrt(s_xx s_x'x'), rho = cos t = s_xx' / r. Where rho is 1 (an input and itself; beyond it
+    there is only rounding) t is 0 and stays so: arccos and the root have no derivative there.
     """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, xy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = x.sqrt(), y.sqrt()
-        scale = left * right
-        rho = (xy / scale.clamp(min=TINY)).clamp_(-1.0, 1.0)
-        sine = (1 - rho.square()).sqrt_()
-        slopes = torch.arccos(rho).mul_(-1 / TWO_PI).add_(0.5)
-        features = (rho * slopes).add_(sine, alpha=1 / TWO_PI).mul_(scale)
-        ctx.save_for_backward(left, right, scale, rho, sine, slopes)
-        return features, slopes
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left, right, scale, rho, sine, slopes = ctx.saved_tensors
-        by_features, by_slopes = gradients
-        pole = by_slopes / sine.clamp(min=NEAREST**0.5).mul_(scale.clamp(min=TINY)).mul_(TWO_PI)
-        by_xy = torch.addcmul(pole, by_features, slopes)
-        by_scale = (by_features * sine).mul_(1 / TWO_PI).addcmul_(rho, pole, value=-1)
-        by_x = by_scale @ right.T / (2 * left.clamp(min=TINY))
-        by_y = left.T @ by_scale / (2 * right.clamp(min=TINY))
-        return by_x, by_xy, by_y
+    scale = s.x.sqrt() * s.y.sqrt()
+    rho = s.xy / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+    inside = rho.abs() < 1
+    turned = torch.where(inside, rho, 0.0)
+    angle = torch.where(inside, torch.arccos(turned), torch.where(rho > 0, 0.0, math.pi))
+    sine = torch.where(inside, (1 - turned.square()).sqrt(), 0.0)
+    slopes = 0.5 - angle / (2 * math.pi)
+    features = scale * (rho.clamp(-1.0, 1.0) * slopes + sine / (2 * math.pi))
+    return _Covariance(s.x / 2, features, s.y / 2), slopes
 
 
 def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
@@ -180,8 +138,3 @@ def regress(kernel: Tensor, labels: Tensor, *, ridge: float = 0.0) -> Tensor:
         do = "two inputs are alike; add a ridge"
         raise InputError(expected("kernel", "positive definite", "one that is not", do))
     return torch.cholesky_solve(y, factor)
-
-
-def predict(kernel: Tensor, duals: Tensor) -> Tensor:
-    """m x c from the kernel of m new inputs with the n trained ones."""
-    return kernel @ duals

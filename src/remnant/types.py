@@ -1,6 +1,6 @@
 """The frozen values that pass between rooms.
 
-    Examples -> (training) -> Target -> (attack) -> Candidates -> (scoring) -> Matches -> Finding
+    Examples -> (training) -> Target -> (attack) -> Candidates -> (scoring) -> Finding
 
 Shapes in words: `n` records, `m` candidates, `shape` one input, `c` outputs. Every value checks
 its shapes when it is made, so that what arrives in a room can be trusted there.
@@ -301,21 +301,6 @@ class Candidates:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Matches:
-    """Which candidate stands for which record: `candidate` (n, -1 = none) and `distance` (n)."""
-
-    protocol: str
-    measure: str
-    candidate: Tensor
-    distance: Tensor
-
-    def __post_init__(self) -> None:
-        if self.candidate.shape != self.distance.shape or self.candidate.ndim != 1:
-            got = f"{tuple(self.candidate.shape)} and {tuple(self.distance.shape)}"
-            raise InputError(expected("matches: candidate and distance", "n and n", got))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What was found, as plain JSON values. Only this, and the pictures, reach a report."""
@@ -340,20 +325,11 @@ class Finding:
         return Stated.read(self.figures)
 
     def to_json(self) -> str:
-        """Two-space JSON without NaN or infinity (they become null)."""
-        return json.dumps(finite(asdict(self)), indent=2, allow_nan=False) + "\n"
+        return json_text(self)
 
     @classmethod
     def from_json(cls, text: str) -> Finding:
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"finding: expected JSON, got a fault at line {error.lineno}"
-            ) from None
-        if not isinstance(values, dict) or values.get("schema") != FINDING_SCHEMA:
-            got = values.get("schema") if isinstance(values, dict) else type(values).__name__
-            raise InputError(expected("finding: schema", FINDING_SCHEMA, got))
+        values = fields_of("finding", text, FINDING_SCHEMA)
         try:
             return cls(**values)
         except TypeError as error:
@@ -369,3 +345,20 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def json_text(value: Any) -> str:
+    """The fields of a value as two-space JSON without NaN or infinity (they become null)."""
+    return json.dumps(finite(asdict(value)), indent=2, allow_nan=False) + "\n"
+
+
+def fields_of(what: str, text: str, schema: str) -> dict[str, Any]:
+    """The fields in JSON that says it is of that schema."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{what}: expected JSON, got a fault at line {error.lineno}") from None
+    if not isinstance(values, dict) or values.get("schema") != schema:
+        got = values.get("schema") if isinstance(values, dict) else type(values).__name__
+        raise InputError(expected(f"{what}: schema", schema, got))
+    return values

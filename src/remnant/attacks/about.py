@@ -21,7 +21,6 @@ from remnant.solvers.layers import Pair, first_pair
 from remnant.types import Candidates, Examples, Target
 
 HELD = ("model", "records", "public", "mean", "std", "bounds", "shape")  # what most may hold
-SMALL = 0.03  # billions of multiply-adds in the time that any small step takes
 LINEAR = "it is a linear model, without hidden layers"
 
 
@@ -39,6 +38,12 @@ class Cost:
 
     work: float
     memory: float
+
+
+def in_steps(work: float, least: float = 0.03) -> float:
+    """The work of one step, in billions of multiply-adds; `least`: those in the time that any step
+    takes, however small."""
+    return max(work, least)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,29 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remnant.attacks.about import SMALL, About, Cost, LeaveOne, Scene, setting
+from remnant.attacks.about import About, Cost, LeaveOne, Scene, in_steps, setting
+from remnant.attacks.glm_case import Case, Found, pose
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.models.linear_estimators import from_estimator, recipe
 from remnant.models.linear_files import LinearModel, Recipe, linear_target
-from remnant.solvers.glm.closed_form import (
-    Family,
-    Fit,
-    Record,
-    from_mean,
-    means,
-    objective_gradient,
-    recover,
-    rounding,
-)
+from remnant.solvers.glm.closed_form import Record, from_mean, means, recover
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Examples, Stated, Status, Target
 
 UNCHECKED = "no equation over to check this: right if one record is unknown, the others exact"
-SAFETY = 3.0  # times the predicted error is stated: a prediction is an order of magnitude
-LABEL_ROOM = 0.1  # a misfit of the residual above this contradicts the label
-REFITS = 3  # records left out in turn that are looked for through the solver, if need be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    safety: float = 3.0  # times the predicted error is stated: it is an order of magnitude
+    label_room: float = 0.1  # a misfit of the residual above this contradicts the label
+    refits: int = 3  # records left out in turn that are looked for through the solver, if need be
+
+
+TOLERANCES = Tolerances()
 
 
 def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Target:
@@ -47,7 +46,7 @@ def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Ta
         replace(known, inputs=known.inputs.flatten(1)),
         records=len(known) + 1,
         labels=label if told else None,
-        recipe=recipe(model) if model.solver and turn < REFITS else None,
+        recipe=recipe(model) if model.solver and turn < TOLERANCES.refits else None,
     )
 
 
@@ -108,7 +107,7 @@ class GLM:
 
     def cost(self, scene: Scene) -> Cost:
         n, d = scene.records, math.prod(scene.target.input_shape)
-        return Cost(work=max(1e-8 * n * d * d, SMALL), memory=8.0 * 20 * n * d)
+        return Cost(work=in_steps(1e-8 * n * d * d), memory=8.0 * 20 * n * d)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """The same family and penalty, fitted by scikit-learn until it converged."""
@@ -129,7 +128,7 @@ class GLM:
         return linear_target(twin, replace(strangers, inputs=strangers.inputs.flatten(1)))
 
     def sound(self, found: Found) -> bool:
-        return found.error <= self.trusted and found.misfit <= LABEL_ROOM
+        return found.error <= self.trusted and found.misfit <= TOLERANCES.label_room
 
     def through_scaler(self, target: Target, case: Case) -> list[Found] | None:
         """The record that a scaler's mean and deviations give away, if they do."""
@@ -203,7 +202,9 @@ class GLM:
         one_number = chosen[0].label is None and len(case.fit(None).weight) == 1
         checked = not (alone and one_number and chosen[0].through == "the closed form")
         certified = alone and checked
-        squared = torch.tensor([(SAFETY * f.error * float(f.input.norm())) ** 2 for f in chosen])
+        squared = torch.tensor(
+            [(TOLERANCES.safety * f.error * float(f.input.norm())) ** 2 for f in chosen]
+        )
         sure = passed[order] & checked
         stated = stated_errors(target, inputs[order], squared, sure)
         return Candidates(
@@ -225,175 +226,6 @@ class GLM:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """One explanation: input d in the model's scale, its label, target c, and how far to trust."""
-
-    input: Tensor
-    label: int | None
-    target: Tensor | None  # None where the label could not be told
-    error: float
-    misfit: float
-    through: str
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Case:
-    """The equations: known records in the model's scale, and everything that weighs them."""
-
-    model: LinearModel
-    inputs: Tensor  # n x d
-    known_labels: Tensor  # n, or n x c
-    targets: Tensor  # n x c
-    sample_weights: Tensor | None  # n + 1, the missing record's last
-    missing_label: Tensor | None  # where the adversary knows it
-    precision: float
-    missing: int = 1
-    rounding: float = 0.0
-
-    @property
-    def bias(self) -> Tensor | None:
-        return cast(Tensor | None, self.model.dense.bias)
-
-    def labels(self) -> list[int | None]:
-        """What the missing record's label may be; None where it is a number to be solved for."""
-        if not self.model.classes:
-            return [None]
-        if self.missing_label is not None:
-            return [int(self.missing_label)]
-        return [*codes(self.model)]
-
-    def encode(self, label: int) -> Tensor:
-        return encoded(self.model, torch.tensor([label]))[0]
-
-    def some(self, label: int) -> list[Tensor]:
-        """One known record of this label to start from, or the mean of all."""
-        same = self.inputs[self.known_labels == label]
-        return [same.mean(0) if len(same) else self.inputs.mean(0)]
-
-    def factors(self, label: int | None) -> Tensor:
-        """What each known record counts, if the missing one has this label: n."""
-        return self._all_factors(label)[: len(self.inputs)]
-
-    def weight(self, label: int | None) -> float:
-        return float(self._all_factors(label)[-1])
-
-    def _all_factors(self, label: int | None) -> Tensor:
-        count = len(self.inputs) + max(1, self.missing)
-        each = torch.ones(count, dtype=torch.float64)
-        if self.sample_weights is not None:
-            each = self.sample_weights
-        by_class = self.model.class_weight
-        if by_class is None or label is None:
-            return each
-        classes = torch.tensor(codes(self.model))
-        labels = torch.cat([self.known_labels, torch.full((self.missing,), label)])
-        index = (labels[:, None] == classes).long().argmax(1)
-        if by_class == "balanced":
-            held = torch.bincount(index, weights=each, minlength=len(classes))
-            table = each.sum() / (len(classes) * held)
-        else:
-            table = torch.tensor(by_class, dtype=torch.float64)
-        return each * table[index]
-
-    def fit(self, label: int | None) -> Fit:
-        model = self.model
-        total = float(self._all_factors(label).sum()) if model.penalty_per == "record" else 1.0
-        penalty = model.penalty * total
-        return Fit(
-            family=cast(Family, model.family),
-            weight=model.dense.weight.detach(),
-            bias=self.bias,
-            penalty=penalty,
-            bias_penalty=penalty if model.penalise_intercept else 0.0,
-            reference=model.reference,
-        )
-
-    def gradient(self, label: int | None) -> Tensor:
-        return objective_gradient(self.fit(label), self.inputs, self.targets, self.factors(label))
-
-    def stated(self, label: int | None) -> float | None:
-        """The entry of the gradient at which the solver says that it stops."""
-        if self.model.tolerance is None:
-            return None
-        return self.model.tolerance * float(self._all_factors(label).sum())
-
-    def decode(self, found: list[Found]) -> Tensor:
-        """Labels in the known records' own coding."""
-        if self.model.classes:
-            return torch.tensor([cast(int, f.label) for f in found])
-        values = torch.stack([f.target for f in found if f.target is not None])
-        if not self.known_labels.is_floating_point():
-            return values[:, 0].round().long()
-        return values if self.known_labels.ndim == 2 else values[:, 0]
-
-
-def codes(model: LinearModel) -> list[int]:
-    """Classes as labels give them: themselves where they are whole numbers, else positions."""
-    whole = [c for c in model.classes if isinstance(c, int)]
-    return whole if len(whole) == len(model.classes) else list(range(len(model.classes)))
-
-
-def encoded(model: LinearModel, labels: Tensor) -> Tensor:
-    """n x c: what the outputs' means are compared with."""
-    outputs = len(model.dense.weight)
-    if not model.classes:
-        return labels.double().reshape(len(labels), outputs)
-    table = (labels[:, None] == torch.tensor(codes(model))).double()
-    return table[:, table.shape[1] - outputs :]  # without a first class that is the reference
-
-
-def pose(target: Target, weights: tuple[float, ...] | None) -> Case | str:
-    """The equations, or the assumption that is not met."""
-    model, known = target.model, target.knowledge.known
-    if not isinstance(model, LinearModel):
-        return f"the model has to be a LinearModel, it is a {type(model).__name__}"
-    if known is None or not len(known):
-        return "the other training records are unknown; give --known"
-    if known.shape != target.input_shape:
-        raise InputError(expected("known records", f"n x {target.input_shape}", known.shape))
-    check_labels(model, known.labels)
-    count = max(target.knowledge.records or 0, len(known) + 1)
-    if weights is not None and (len(weights) != count or min(weights) < 0):
-        wanted = f"{count} numbers from 0 on, the missing record's last"
-        raise InputError(expected("weights", wanted, len(weights)))
-    labels, given = known.labels, target.knowledge.labels
-    case = Case(
-        model=model,
-        inputs=target.scaling.to_model(known.inputs.double()).flatten(1),
-        known_labels=labels,
-        targets=encoded(model, labels),
-        sample_weights=None if weights is None else torch.tensor(weights, dtype=torch.float64),
-        missing_label=None if given is None else given.reshape(-1, *labels.shape[1:])[0],
-        precision=2.0**-24 if known.inputs.dtype == torch.float32 else 2.0**-53,
-        missing=(target.knowledge.records or len(known) + 1) - len(known),
-    )
-    if case.missing != 1:
-        return case
-    label = case.labels()[0]
-    size = rounding(
-        case.fit(label),
-        case.inputs,
-        case.targets,
-        case.factors(label),
-        data_precision=case.precision,
-        coefficient_precision=model.precision,
-    )
-    return replace(case, rounding=size)
-
-
-def check_labels(model: LinearModel, labels: Tensor) -> None:
-    outputs = len(model.dense.weight)
-    if model.classes:
-        strange = sorted(set(labels.long().tolist()) - {*codes(model)})
-        if strange or labels.is_floating_point():
-            wanted = f"integers among {sorted(codes(model))}"
-            raise InputError(expected("known labels", wanted, strange or labels.dtype))
-    elif labels.numel() != len(labels) * outputs:
-        got = f"shape {tuple(labels.shape)}"
-        raise InputError(expected("known labels", f"n x {outputs} numbers", got))
-
-
 def closed_form(case: Case) -> list[Found]:
     """Every record that solves the equations, with its predicted error; the likeliest first."""
     found = []
@@ -406,7 +238,9 @@ def closed_form(case: Case) -> list[Found]:
         ):
             found.append(judged(case, label, record))
     if case.bias is None:
-        return sorted((f for f in found if f.misfit <= LABEL_ROOM), key=lambda f: odd(case, f))
+        return sorted(
+            (f for f in found if f.misfit <= TOLERANCES.label_room), key=lambda f: odd(case, f)
+        )
     return sorted(found, key=lambda f: f.misfit)[:1]  # one equation too many tells the label
 
 
@@ -458,7 +292,7 @@ def words(found: list[Found], passed: Tensor, trusted: float, checked: bool) -> 
         return f"the missing record is found and certified through {how}"
     if certified > 1:
         return f"{certified} records explain the coefficients alike, one of them was trained on"
-    if best.misfit > LABEL_ROOM:
+    if best.misfit > TOLERANCES.label_room:
         return (
             f"the residual contradicts every label (by {best.misfit:.0%}): not these records, "
             "another penalty, or a solver that stopped early"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from remnant.attacks import gradient_sequences
 from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
-from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -19,20 +18,21 @@ from remnant.attacks.outcome import (
     seen,
     stated_errors,
     status_of,
+    undo_convolutions,
     worst_of,
 )
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.batch.matching import Matching, match_gradient
-from remnant.solvers.batch.one_gradient import BatchRecovery, leak_of, recover_batch
-from remnant.solvers.batch.tolerances import Tolerances
-from remnant.solvers.blends import BLENDS, told_apart
-from remnant.solvers.difference.certificate import SURE, spread_of
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, recover_batch
+from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.descent.matching import Matching, match_gradient
+from remnant.solvers.labels import output_residuals
 from remnant.solvers.layers import Pair, first_pair
-from remnant.solvers.residuals import output_residuals
 from remnant.solvers.sequence.layouts import is_transformer
-from remnant.solvers.spans import SMALLEST_GAP, count_records
+from remnant.solvers.spans import BLENDS, count_records, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_equations import stacked
 from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span
@@ -139,25 +139,24 @@ class Gradient:
         deep = read_deep(target.model, evidence.vector)
         if not isinstance(deep, str) and smooth_end(deep):
             return self.one_smooth_layer(target, evidence, deep, generator)
-        recovery = recover_batch(
-            pair.first.affine(evidence.start),
-            pair.first.affine(evidence.vector),
-            evidence.start[pair.next.weight],
-            pair.next.affine(evidence.vector),
-            pair.activation,
-            count=target.knowledge.records,
-            precision=evidence.precision,
-            last=pair.last,
+        layers = Layers(
+            first=pair.first.affine(evidence.start),
+            first_gradient=pair.first.affine(evidence.vector),
+            next_weight=evidence.start[pair.next.weight],
+            next_gradient=pair.next.affine(evidence.vector),
+            activation=pair.activation,
             bias=pair.first.bias is not None,
-            settings=Tolerances(walkers=self.walkers, patience=self.patience),
+            last=pair.last,
+            precision=evidence.precision,
+        )
+        recovery = recover_batch(
+            layers,
+            count=target.knowledge.records,
+            search=Search(starts=self.walkers, iterations=8000, patience=self.patience),
             generator=generator,
         )
-        if (
-            target.knowledge.records is None
-            and pair.first.bias is not None
-            and len(recovery.inputs)
-        ):
-            apart = told_apart(pair.first.affine(evidence.start), recovery.inputs)
+        if target.knowledge.records is None and layers.bias and len(recovery.inputs):
+            apart = told_apart(layers.first, recovery.inputs)
             blends = int((recovery.passed & ~apart).sum())
             reason = recovery.reason + (f"; {blends} of them {BLENDS}" if blends else "")
             recovery = replace(recovery, passed=recovery.passed & apart, reason=reason)
@@ -248,7 +247,7 @@ def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -
     """The number of records from the gap, None without one; dead inputs may be all that is seen."""
     layer, _ = stacked(network, gradient)
     spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
-    return spectrum.count if spectrum.gap > SMALLEST_GAP else None
+    return spectrum.count if spectrum.gap > TOLERANCES.smallest_gap else None
 
 
 def conclude(
@@ -275,7 +274,7 @@ def conclude(
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
     residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
-    confidence = 1 - torch.maximum(recovery.graph_residual, recovery.dual_residual).clamp(0, 1)
+    confidence = 1 - recovery.residual.clamp(0, 1)
     confidence = confidence * (0.5 + 0.5 * passed)
     order = confidence.argsort(descending=True, stable=True)
     certified = int(passed.sum())
@@ -299,7 +298,7 @@ def conclude(
         figures=basics["figures"]
         | {
             "found": len(data),
-            "rounds": recovery.rounds,
+            "rounds": len(recovery.found) - 1,
             "unexplained": None if again is None else max(again.first, again.next),
             "residuals": None if residuals is None else residuals[order].tolist(),
         },
@@ -318,7 +317,7 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
         words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
     data, order = in_data_scale(target, inputs), torch.arange(count)
     error = found.error.square()
-    certified &= bool((error < SURE * spread_of(inputs.flatten(1))).all())
+    certified &= bool((error < TOLERANCES.sure * spread_of(inputs.flatten(1))).all())
     passed = torch.full((count,), certified)
     stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
     if sure:

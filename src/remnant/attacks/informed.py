@@ -10,13 +10,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.about import HELD, LINEAR, SMALL, About, Cost, LeaveOne, Scene, setting
-from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
+from remnant.attacks.about import HELD, LINEAR, About, Cost, LeaveOne, Scene, in_steps, setting
+from remnant.attacks.outcome import (
+    in_box,
+    model_box,
+    nothing,
+    stated_errors,
+    status_of,
+    worst_of,
+)
 from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.models import load_weights
-from remnant.solvers.difference.certificate import SURE, spread_of
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
 from remnant.solvers.replay.errors import squared_errors
@@ -140,7 +148,7 @@ class Informed:
         if isinstance(recipe, FixedStep):
             steps = len(rows_of(recipe, scene.records, torch.Generator()))
         kinks = any(isinstance(m, nn.ReLU | nn.LeakyReLU) for m in scene.target.model.modules())
-        each = max(9 * (scene.records + 200) * count * 1e-9, SMALL)
+        each = in_steps(9 * (scene.records + 200) * count * 1e-9)
         memory = min(12.0 * count * steps, 2.0**30) + 40.0 * count
         return Cost(work=(400 if kinks else 100) * steps * each, memory=memory)
 
@@ -239,7 +247,7 @@ class Informed:
                 labels=None if labels is None else labels[None],
                 observation=self.observation(target),
                 settings=self.replaying,
-                box=box_of(target),
+                box=model_box(target),
             )
         return conclude_replay(target, found, self.replay_errors(target, found))
 
@@ -315,9 +323,8 @@ def unknown_labels(target: Target, extra: int) -> Tensor | None:
 def public_labels(target: Target) -> Tensor:
     """Labels of the public inputs: what is known of them, or what the released model says."""
     held = target.knowledge
-    known: Tensor | None = getattr(held, "public_labels", None)
-    if known is not None:
-        return known
+    if held.public_labels is not None:
+        return held.public_labels
     assert held.public is not None
     with torch.no_grad():
         like = next(target.model.parameters())
@@ -333,19 +340,9 @@ def outputs_of(target: Target) -> int:
     return max(2, int(wide))
 
 
-def box_of(target: Target) -> tuple[Tensor, Tensor] | None:
-    """The least and the greatest input that there may be, in the model's scale."""
-    if target.bounds is None:
-        return None
-    low, high = (
-        target.scaling.to_model(torch.full(target.input_shape, end)) for end in target.bounds
-    )
-    return low, high
-
-
 def ends_of(target: Target) -> tuple[float, float]:
     """About the least and greatest entry that an input may have, in the model's scale."""
-    box = box_of(target)
+    box = model_box(target)
     return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))
 
 
@@ -357,7 +354,9 @@ def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidate
     data = target.scaling.to_data(records).float()
     boxed = bool(in_box(data, target.bounds).all())
     matched = bool(found.matched[0] & found.determined[0]) and boxed
-    passed = (error < SURE * spread_of(records.flatten(1).double())) & torch.tensor(matched)
+    passed = (error < TOLERANCES.sure * spread_of(records.flatten(1).double())) & torch.tensor(
+        matched
+    )
     stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
     words = replay_reason(found, boxed)
     if matched:

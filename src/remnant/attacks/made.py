@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from remnant.attacks import ATTACKS, Attack
 from remnant.errors import InputError, brief, did_you_mean, expected
 
-MOST = 10**6  # steps, starts or candidates: more take months, or more memory than there is
 FROM_0 = ("probes", "attempts", "order_seed", "components")  # counts of which none is a choice
 LARGE = ("order_seed", "memory")  # whole numbers that are no counts
 
@@ -62,8 +61,11 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
     return attack
 
 
-def check_ranges(name: str, settings: object) -> None:
-    """Every number in a dataclass of settings, also of those that it holds, is in its range."""
+def check_ranges(name: str, settings: object, most: int = 10**6) -> None:
+    """Every number in a dataclass of settings, also of those that it holds, is in its range.
+
+    most: steps, starts or candidates; more take months, or more memory than there is.
+    """
     for field in fields(cast(Any, settings)):
         value = getattr(settings, field.name)
         if is_dataclass(value):
@@ -71,7 +73,7 @@ def check_ranges(name: str, settings: object) -> None:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, int) and not isinstance(one, bool):
                 low = 0 if field.name in FROM_0 else 1
-                high = 2**63 - 1 if field.name in LARGE else MOST
+                high = 2**63 - 1 if field.name in LARGE else most
                 good, wanted = low <= one <= high, f"{low} to {high}"
             else:
                 good = not isinstance(one, float) or 0 <= one < math.inf

@@ -22,10 +22,11 @@ from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
 from remnant.models import load_weights
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.paper import SHARPENED, descend
 from remnant.solvers.descent.projected import Projected, search
-from remnant.solvers.difference.certificate import SURE, spread_of
-from remnant.solvers.difference.search import Search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
 from remnant.training import GradientDescent, train
@@ -64,7 +65,7 @@ ABOUT = About(
 class NTK:
     """Reconstruct the records whose training moved one set of weights to another.
 
-    exact: through the first two dense layers (`solvers.difference`), or for a linearised network
+    exact: through the first two dense layers (`solvers.dense`), or for a linearised network
     through the lifted equations (`solvers.lifted`); certified, no public data, the count is found.
     paper: 000's descent on images and duals. projected: the same objective with its duals solved
     for, in the first layer's span, from several starts whose agreement is the confidence. auto:
@@ -140,7 +141,7 @@ class NTK:
         lifted = recover_linearised(target.model, evidence, generator=generator, count=count)
         if isinstance(lifted, str) or not lifted.exact:
             return found
-        passed = lifted.error < SURE * spread_of(lifted.inputs)
+        passed = lifted.error < TOLERANCES.sure * spread_of(lifted.inputs)
         if not bool(passed.any()):
             return found
         n, sure, data = lifted.count, int(passed.sum()), in_data_scale(target, lifted.inputs)

@@ -9,26 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.ntk_rerun import polished
-from remnant.attacks.outcome import in_box, nothing, seen, stated_errors, status_of, worst_of
+from remnant.attacks.outcome import (
+    in_box,
+    nothing,
+    seen,
+    stated_errors,
+    status_of,
+    undo_convolutions,
+    worst_of,
+)
 from remnant.progress import task
-from remnant.solvers.blends import BLENDS, hides_more, told_apart
-from remnant.solvers.difference.decay import without_decay
-from remnant.solvers.difference.exact import Recovery, recover
-from remnant.solvers.difference.problem import pose, pose_output
-from remnant.solvers.difference.search import Search
-from remnant.solvers.difference.smooth import pose_smooth, recover_smooth
+from remnant.solvers.dense.exact import Recovery, recover, recover_smooth
+from remnant.solvers.dense.problem import pose, pose_output
+from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.smooth import pose_smooth
 from remnant.solvers.labels import read_labels
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.spans import (
+    BLENDS,
     Decomposition,
-    Span,
     Spectrum,
     count_records,
     decompose,
+    hides_more,
     noise_precision,
+    rounding_level,
     span_of,
+    told_apart,
+    without_decay,
 )
 from remnant.training.recipes import describe
 from remnant.types import Candidates, Evidence, Stated, Status, Target
@@ -70,7 +79,7 @@ def recover_exactly(
 
     def recovered(how: Search) -> Candidates:
         span = span_of(parts, count)
-        recovery = solve(evidence, pair, span, how, generator)
+        recovery = solve(evidence, pair, parts, count, how, generator)
         if recovery.certificate is None:
             recovery = polished(target, evidence, pair, span, recovery)
         if target.knowledge.records != count:
@@ -95,12 +104,18 @@ def recover_exactly(
 
 
 def solve(
-    evidence: Evidence, pair: Pair, span: Span, search: Search, generator: torch.Generator
+    evidence: Evidence,
+    pair: Pair,
+    parts: Decomposition,
+    count: int,
+    search: Search,
+    generator: torch.Generator,
 ) -> Recovery:
-    """The records in `span`: exact for ReLU, nearly so for other activations."""
+    """The records, `count` of them: exact for ReLU, nearly so for other activations. parts: of the
+    first layer's change."""
     start, end = pair.first.affine(evidence.start), pair.first.affine(evidence.end)
     if isinstance(pair.activation, nn.ReLU):
-        weight, precision = pair.next.weight, evidence.precision
+        weight, precision, span = pair.next.weight, evidence.precision, span_of(parts, count)
         with task("decomposing layers"):
             if pair.last:
                 ends = evidence.start[weight], evidence.end[weight]
@@ -110,15 +125,10 @@ def solve(
                 problem = pose(span, start, end, change, precision=precision)
         return recover(problem, search, generator=generator)
     with task("decomposing layers"):
-        smooth = pose_smooth(
-            span,
-            pair.activation,
-            start,
-            pair.first.affine(evidence.vector),
-            pair.next.affine(evidence.vector),
-            pair.next.affine(evidence.end),
-            precision=evidence.precision,
-        )
+        level = rounding_level(pair.next.affine(evidence.end), evidence.precision)
+        change = pair.next.affine(evidence.vector)
+        leading = parts.parts(count)
+        smooth = pose_smooth(leading, pair.activation, start, change, level=level)
     return recover_smooth(smooth, search, generator)
 
 
@@ -140,7 +150,7 @@ def count_between(
         return evidence, parts, replace(spectrum, clear=clear), 1.0
     if spectrum.clear:
         return evidence, parts, spectrum, 1.0
-    undecayed, decay = without_decay(evidence, pair.first)
+    undecayed, decay = without_decay(evidence, pair.first.weight, pair.first.bias)
     parts_then = decompose(pair.first.affine(undecayed.vector))
     spectrum_then = count_records(parts_then.values, weights, evidence.precision)
     # Inputs that never fire change by decay alone: without it they leave a gap that is not one.

@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.difference.certificate import SURE, spread_of
-from remnant.solvers.difference.exact import Recovery
-from remnant.solvers.difference.polish import Polished, polish
-from remnant.solvers.difference.rerun import Training
-from remnant.solvers.difference.smooth import duals_of
+from remnant.models.stack import leaves
+from remnant.solvers.dense.certificate import spread_of
+from remnant.solvers.dense.exact import Recovery, duals_of
+from remnant.solvers.dense.polish import Polished, polish
+from remnant.solvers.dense.rerun import Training
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.labels import read_labels
-from remnant.solvers.layers import Pair, leaves
+from remnant.solvers.layers import Pair
 from remnant.solvers.spans import Span
 from remnant.training.recipes import SGD, GradientDescent
 from remnant.types import Evidence, Target
@@ -75,11 +76,11 @@ def likely_labels(outputs: Tensor, read: Tensor | None) -> list[Tensor]:
 def with_points(recovery: Recovery, better: Polished, span: Span) -> Recovery:
     """The recovery with the polished points, and the error that these are stated with."""
     error = torch.full_like(recovery.confidence, better.error)
-    sure = error < SURE * spread_of(better.y)
+    sure = error < TOLERANCES.sure * spread_of(better.y)
     return replace(
         recovery,
         inputs=(better.y @ span.right)[:, :-1],
-        duals=duals_of(span, better.y),
+        duals=duals_of(span.left, span.scale, better.y),
         passed=sure,
         confidence=(1 - better.fit.gap) * (0.5 + 0.5 * sure),
         error=error,

@@ -1,19 +1,16 @@
-"""What attacks share when they say how they ended."""
+"""What attacks share when they say how they ended; convolutions before dense layers undone."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from remnant.solvers.convolutions.convolution import Inversion, invert_features
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum
 from remnant.types import Candidates, Stated, Status, Target
-
-BOX_ROOM = 0.05  # a record with a share of another mixed in leaves the box by that share
-ROUNDING = (
-    2.0**-23
-)  # candidates, and the records that they stand for, are stored in single precision
 
 
 def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
@@ -55,7 +52,9 @@ def stated_errors(
     mean, std = (
         t.double().expand(target.input_shape).flatten() for t in (scaling.mean, scaling.std)
     )
-    least = ROUNDING * (torch.maximum(flat.abs(), mean.abs()) / std).clamp(min=1.0)
+    least = torch.finfo(torch.float32).eps * (torch.maximum(flat.abs(), mean.abs()) / std).clamp(
+        min=1.0
+    )
     error = (squared.double() / flat.shape[1] + least.square().mean(1)).sqrt()
     return [
         value if sure else None for value, sure in zip(error.tolist(), passed.tolist(), strict=True)
@@ -69,11 +68,11 @@ def worst_of(stated: list[float | None]) -> str:
 
 
 def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    """k, bool: no entry leaves the data's box by more than BOX_ROOM of its size."""
+    """k, bool: no entry leaves the data's box by more than `box_room` of its size."""
     if bounds is None or not len(data):
         return torch.ones(len(data), dtype=torch.bool)
     low, high = bounds
-    room = BOX_ROOM * (high - low)
+    room = TOLERANCES.box_room * (high - low)
     flat = data.flatten(1)
     return (flat.min(1).values >= low - room) & (flat.max(1).values <= high + room)
 
@@ -91,3 +90,35 @@ def model_box(target: Target) -> tuple[Tensor, Tensor] | None:
         for end in target.bounds
     )
     return low, high
+
+
+def undo_convolutions(
+    target: Target,
+    features: Tensor,
+    passed: Tensor,
+    error: Tensor,
+    *,
+    precision: float,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor, str]:
+    """Inputs from what enters the first dense layer, which of them to trust, their squared errors
+    (k) from those of the features, and a word on it.
+
+    A network without convolutions is its own inverse: everything comes back as it is. precision:
+    rounding of the evidence; a unit that it alone lifts above zero must not pass for an active one.
+    """
+    convolved = any(isinstance(m, nn.Conv2d) for m in target.model.modules())
+    if not convolved or not len(features):
+        return features, passed, error, ""
+    rounding = TOLERANCES.silent_unit * precision
+    images = invert_features(
+        target.model,
+        features.clamp(min=0),
+        input_shape=target.input_shape,
+        bounds=model_box(target),
+        settings=Inversion(silent=rounding, fits=max(1e-6, rounding)),
+        generator=generator,
+    )
+    determined = int(images.determined.sum())
+    words = f"; the convolutions determine {determined} of {len(passed)} images"
+    return images.inputs, passed & images.determined, images.off(error), words

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from remnant.scoring import score_with_nulls
-from remnant.scoring.score import (
-    THRESHOLD,
-    Scores,
-    excess,
-    exposure_order,
-    score,
-    summarise,
-)
+from remnant.scoring.score import THRESHOLD
 from remnant.types import Candidates, Examples, Finding, Scaling
-
-SCORED = ("correlation", "squared_l2", "mse", "psnr", "ssim")
 
 
 def assess(
@@ -44,26 +33,28 @@ def assess(
     targets = candidates.stated.targets
     if targets is not None:
         truth = truth.take([truth.ids.index(name) for name in targets])
-    scaled = replace(candidates, inputs=unit.to_model(candidates.inputs))
     scored = score_with_nulls(
         _in_units(truth, unit),
-        scaled,
+        replace(candidates, inputs=unit.to_model(candidates.inputs)),
         holdout=_in_units(holdout, unit),
         public=_in_units(public, unit),
         generator=generator,
         threshold=threshold,
+        in_order=targets is not None,
     )
-    if targets is not None:
-        scored = in_order(scored, _in_units(truth, unit), scaled)
     scored["summary"]["numbers"] = math.prod(truth.shape)  # of one record
+    return finding_of(candidates, attack, **scored)
+
+
+def finding_of(candidates: Candidates, attack: str, **scored: Any) -> Finding:
+    """What the attack says of its own result, with what was scored beside it."""
+    told = {"figures": candidates.parts()[1]["figures"], "trace": candidates.trace}
     return Finding(
         attack=attack,
         status=candidates.status,
         reason=candidates.reason,
         counted=candidates.stated.counted,
-        figures=candidates.parts()[1]["figures"],
-        trace=candidates.trace,
-        **scored,
+        **told | scored,
     )
 
 
@@ -76,54 +67,6 @@ def unit_of(truth: Examples, public: Examples) -> Scaling:
     return Scaling(mean=every.mean(0), std=torch.where(std > 0, std, torch.ones_like(std)))
 
 
-def in_order(scored: dict[str, Any], truth: Examples, candidates: Candidates) -> dict[str, Any]:
-    """`scored` with candidate i standing for record i and for no other.
-
-    The nulls stay matched to whichever record they are nearest to, which is in their favour.
-    """
-    threshold, n = scored["threshold"], len(truth)
-    scores = _together(
-        [score(truth.take([i]), candidates.inputs[i : i + 1]) for i in range(n)], len(candidates)
-    )
-    place = {row["id"]: k for k, row in enumerate(scored["per_record"])}
-    rows, moved = [], []
-    for i in exposure_order(scores):
-        known = i < len(candidates)
-        place_before = place[truth.ids[i]]
-        moved.append(place_before)
-        rows.append(
-            scored["per_record"][place_before]
-            | {name: plain(getattr(scores, name), i) for name in SCORED}
-            | {
-                "recovered": bool(scores.correlation[i] > threshold),
-                "candidate": i if known else None,
-                "confidence": float(candidates.confidence[i]) if known else None,
-            }
-        )
-    nulls: dict[str, dict[str, Any]] = {
-        name: {k: [v[j] for j in moved] if isinstance(v, list) else v for k, v in null.items()}
-        for name, null in scored["nulls"].items()
-    }
-    summary = summarise(scores, threshold)
-    found = summary["recovered"]
-    summary["excess"] = {name: excess(found, null["recovered"], n) for name, null in nulls.items()}
-    return scored | {"recovered": found, "per_record": rows, "nulls": nulls, "summary": summary}
-
-
-def plain(values: Tensor | None, i: int) -> float | None:
-    value = math.nan if values is None else float(values[i])
-    return value if math.isfinite(value) else None
-
-
-def _together(parts: Sequence[Scores], candidates: int) -> Scores:
-    """Scores of one record each as scores of them all."""
-    values: dict[str, Any] = {}
-    for name in (*SCORED, "candidate"):
-        held = [getattr(part, name) for part in parts]
-        values[name] = None if held[0] is None else torch.cat(held)
-    return Scores(protocol="in order", candidates=candidates, **values)
-
-
 def _in_units(examples: Examples, unit: Scaling) -> Examples:
     return replace(examples, inputs=unit.to_model(examples.inputs))
 
@@ -133,17 +76,13 @@ def without_truth(candidates: Candidates, *, attack: str) -> Finding:
     per_candidate = [
         {"candidate": i, "confidence": float(c)} for i, c in enumerate(candidates.confidence)
     ]
-    return Finding(
-        attack=attack,
-        status=candidates.status,
-        reason=candidates.reason,
-        counted=candidates.stated.counted,
+    return finding_of(
+        candidates,
+        attack,
         records=None,
         recovered=None,
         threshold=None,
         per_record=per_candidate,
         nulls={},
         summary={"candidates": len(candidates)},
-        figures=candidates.parts()[1]["figures"],
-        trace=candidates.trace,
     )

@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 
 from remnant.auditing.case import Case
-from remnant.auditing.membership import LEFT, SHARE, Held, known_of_layer, unexplained
+from remnant.auditing.membership import Held, known_of_layer, unexplained
+from remnant.auditing.rules import RULES
 from remnant.types import Examples, Scaling
-
-# What another preparation may leave unexplained, as a share of what is left as given. In the right
-# one spans are exact to rounding; a wrong mean leaves little in them.
-BETTER = {"sum": SHARE, "span": 0.1}
-MANY = 500  # records, past which asking for every preparation takes minutes
 
 
 def as_images(examples: Examples) -> Tensor | None:
@@ -67,7 +63,7 @@ def better_preparation(case: Case, attack: str) -> str | None:
     if case.truth.are_texts:
         return None
     held = next(iter(known_of_layer(case, attack)), None)
-    if held is None or len(case.truth) > MANY:
+    if held is None or len(case.truth) > RULES.most_prepared:
         return None
     usual = unexplained(case, held, case.truth)
     if usual is None:
@@ -76,7 +72,9 @@ def better_preparation(case: Case, attack: str) -> str | None:
         (_asked(case, held, records, how), words) for words, records, how in _preparations(case)
     ]
     best = min(told, default=(math.inf, ""))
-    if best[0] > min(BETTER[held.form] * usual, LEFT[held.form]):
+    if best[0] > min(
+        RULES.better_preparation[held.form] * usual, RULES.left_unexplained[held.form]
+    ):
         return None
     left = f"{best[0]:.1g} of it would be left, as given {usual:.1g}"
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remnant.attacks.glm import codes
+from remnant.attacks.glm_case import codes
 from remnant.auditing.case import Case
 from remnant.auditing.texts import losses_of
 from remnant.models.foreign import real_outputs

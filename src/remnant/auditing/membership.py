@@ -8,7 +8,6 @@ explain nearly all of it; their likenesses explain hardly more than other likene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,31 +17,17 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from remnant.auditing.case import Case
+from remnant.auditing.grounds import Explained
+from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.models.foreign import real_outputs
 from remnant.models.linear_files import LinearModel
+from remnant.models.stack import dense_layers
 from remnant.scoring.claims import rms_distance
 from remnant.training import loss_named
 from remnant.types import Examples
 
-# What of the layer the declared records may leave unexplained, and as a share of what strangers
-# leave. Records trained on left 0.11 to 0.26 (sums) and 0 (spans), their nearest neighbours 0.48 to
-# 0.68 and 0.13 to 0.37; shares were 0.23 to 0.40 and 0.73 to 0.88 (weight decay, digits).
-LEFT: Mapping[str, float] = {"sum": 0.35, "span": 0.1}
-SHARE = 0.55
-TELLS = 0.05  # what strangers must leave: where they explain all, so would any records
-LARGEST = 2000  # records in one sum; their Gram matrix is solved with signs, some seconds there
 Form = Literal["sum", "span"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explained:
-    """Shares of the first dense layer that are left unexplained."""
-
-    left: float
-    by_strangers: float
-    holds: bool  # the declared records are those trained on, as far as this layer tells
-    stationary: bool  # the layer is a sum of their gradients: what `kkt` assumes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,11 +41,13 @@ class Held:
 
 
 def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None:
-    """None where what is known of this model does not tell.
+    """How much of the first dense layer the declared records explain, beside the strangers most
+    like them; None where the model has no such layer, or nothing tells the two apart.
 
-    The initial weights tell most, whoever else may lack them: the owner asks here.
+    The initial weights tell most. They may be used even if the adversary lacks them: it is the
+    owner who asks.
     """
-    if not len(strangers.inputs) or first_dense(case.target.model) is None:
+    if not len(strangers.inputs) or not dense_layers(case.target.model):
         return None
     # As many on both sides: more records explain more, whatever they are.
     near = strangers.examples.take(_most_alike(case, strangers))
@@ -68,11 +55,14 @@ def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None
     told = None
     for held in known_of_layer(case, attack):
         left, by_strangers = (unexplained(case, held, part) for part in (some, near))
-        if left is None or by_strangers is None or by_strangers < TELLS:
+        if left is None or by_strangers is None or by_strangers < RULES.strangers_leave:
             continue
         whole = unexplained(case, held, case.truth)
         left = left if whole is None else whole
-        holds = left < LEFT[held.form] and left < SHARE * by_strangers
+        holds = (
+            left < RULES.left_unexplained[held.form]
+            and left < RULES.share_of_strangers * by_strangers
+        )
         stationary = holds and held.form == "sum"
         if told is None:
             told = Explained(
@@ -83,20 +73,12 @@ def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None
     return told
 
 
-def first_dense(model: nn.Module) -> tuple[str, nn.Linear] | None:
-    """The first dense layer that is a module of its own, by name."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            return name, module
-    return None
-
-
 def known_of_layer(case: Case, attack: str) -> list[Held]:
     """What tells of the first dense layer's records, the surest first."""
-    layer, known = first_dense(case.target.model), case.target.knowledge
-    if layer is None or isinstance(case.target.model, LinearModel):
+    layers, known = dense_layers(case.target.model), case.target.knowledge
+    if not layers or isinstance(case.target.model, LinearModel):
         return []
-    name = f"{layer[0]}.weight" if layer[0] else "weight"
+    name = f"{layers[0][0]}weight"
     if attack == "gradient" and known.gradient is not None:
         held = [Held(form="span", matrix=known.gradient[name].double())]
     else:
@@ -104,16 +86,15 @@ def known_of_layer(case: Case, attack: str) -> list[Held]:
         if known.initial is not None:
             start = known.initial[name].double()
             held.append(Held(form="span", matrix=end - start, start=start))
-        if attack == "kkt" and len(case.truth) <= LARGEST:
+        if attack == "kkt" and len(case.truth) <= RULES.largest_sum:
             held.append(Held(form="sum", matrix=end))
     return [part for part in held if float(part.matrix.norm()) > 0]
 
 
 def unexplained(case: Case, held: Held, records: Examples) -> float | None:
     """The share of the layer that these records leave, None where its inputs cannot be told."""
-    layer = first_dense(case.target.model)
-    assert layer is not None
-    factors = _factors(case, layer[1], records)
+    _, layer = dense_layers(case.target.model)[0]
+    factors = _factors(case, layer, records)
     if factors is None:
         return None
     inputs, signals = factors
@@ -121,6 +102,8 @@ def unexplained(case: Case, held: Held, records: Examples) -> float | None:
 
 
 def _beside_span(held: Held, inputs: Tensor) -> float:
+    """The share of the layer outside the span of these inputs (n x d), once the part of the start
+    that weight decay took is fitted and taken off."""
     basis, values, _ = torch.linalg.svd(inputs.T, full_matrices=False)
     basis = basis[:, values > 1e-9 * values.max()]
     whole, rest = held.matrix, held.matrix - held.matrix @ basis @ basis.T
@@ -132,6 +115,8 @@ def _beside_span(held: Held, inputs: Tensor) -> float:
 
 
 def _of_sum(held: Held, inputs: Tensor, signals: Tensor) -> float:
+    """The share left by the best sum of the records' gradients with weights of 0 or more, by
+    non-negative least squares on their Gram matrix."""
     whole = float(held.matrix.norm())
     gram = ((signals @ signals.T) * (inputs @ inputs.T)).numpy()
     products = ((signals @ held.matrix) * inputs).sum(1).numpy()

@@ -14,8 +14,7 @@ from remnant.attacks.about import Cost
 from remnant.attacks.made import kind_of, make_attack
 from remnant.auditing.case import Case
 from remnant.auditing.left_out import Targets, rows_left_out
-
-ROOM = 0.9  # of the memory that is free
+from remnant.auditing.rules import RULES
 
 
 def preflight(
@@ -39,7 +38,7 @@ def preflight(
             why_not, cost = attack.why_not(case.scene), attack.cost(case.scene)
         runs = 1 if leave is None or why_not else len(rows_left_out(case, leave, targets, 0))
         lacking = about.missing and getattr(case.target.knowledge, about.missing) is None
-        fits = cost.memory < ROOM * free_memory()
+        fits = cost.memory < RULES.memory * free_memory()
         if why_not is None and not fits:
             why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
         rows.append(

@@ -3,11 +3,12 @@
 Where records were claimed within certified errors, success is just that, and what a guess would
 reach without the model is how often strangers meet a candidate so nearly (`scoring.claims`).
 
-Elsewhere success is a centred correlation above NEAR: a ball of radius sqrt(2 (1 - NEAR)) among
-records that are centred and scaled to length 1. It is smaller than what the verdict counts, because
-a bound has to hold for any guess at all, also one between records, and such a guess may be near
-many of them. How much of the prior a ball can hold is measured on public records, once for every
-candidate that the attack returned; the bound says how far training can have raised that chance.
+Elsewhere success is a centred correlation above `Rules.near`: a ball of radius sqrt(2 (1 - near))
+among records that are centred and scaled to length 1. It is smaller than what the verdict counts,
+because a bound has to hold for any guess at all, also one between records, and such a guess may be
+near many of them. How much of the prior a ball can hold is measured on public records, once for
+every candidate that the attack returned; the bound says how far training can have raised that
+chance.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from torch.nn.functional import normalize
 
 from remnant.auditing.assess import unit_of
+from remnant.auditing.grounds import Proof
+from remnant.auditing.rules import RULES
 from remnant.bounds import (
     Ledger,
     blow_up,
@@ -30,14 +33,6 @@ from remnant.bounds import (
 )
 from remnant.seeds import generator_for
 from remnant.types import Examples, Finding
-
-NEAR = 0.999
-POINTS = 2000  # of the prior; more narrow the interval and cost their square
-
-
-COARSE = 0.5  # kappa from which a count says nothing of the ledger
-LEAST = 1e-12  # of kappa: strangers cannot tell of rarer chances
-DOUBT = 0.001  # a count less likely than this under the ledger is an accounting error
 
 
 def promise(
@@ -54,27 +49,27 @@ def promise(
     left_out: each record was guessed once, by an adversary who knew the others.
     """
     tried = len(finding.per_record) or 1
-    proof = finding.summary.get("proof") or {}
-    near = int(proof.get("claimed") or 0)
-    if near or proof.get("text"):
-        what = "word for word" if proof.get("text") else "within certified errors"
-        kappa = max(proof["by_chance"] / tried, LEAST)
+    proof = Proof.read(finding)
+    near = proof.claimed
+    if near or proof.text:
+        what = "word for word" if proof.text else "within certified errors"
+        kappa = max(proof.by_chance / tried, RULES.least_chance)
     else:
-        what = f"above a correlation of {NEAR:g}"
+        what = f"above a correlation of {RULES.near:g}"
         guesses = 1 if left_out else max(1, int(finding.summary.get("candidates") or 1))
         kappa = guesses * chance_of_a_guess(truth, public)
-        near = sum((row["correlation"] or 0.0) > NEAR for row in finding.per_record)
+        near = sum((row["correlation"] or 0.0) > RULES.near for row in finding.per_record)
     kappa = min(kappa, 1 - 1e-12)
     chance = 1.0
     if near:
         chance = math.exp(
             chance_in_one_run(ledger, math.log(kappa), near, tried, together=not left_out)
         )
-    low, high = clopper_pearson(near, tried, 1 - DOUBT)
+    low, high = clopper_pearson(near, tried, 1 - RULES.accounting_error)
     return {
         "epsilon": epsilon(ledger, delta),
         "delta": delta,
-        "correlation": NEAR,
+        "correlation": RULES.near,
         "kappa": kappa,
         "gamma": {
             "tight": math.exp(blow_up(ledger, math.log(kappa))),
@@ -82,36 +77,36 @@ def promise(
         },
         "measured": {"count": near, "low": low, "high": high},
         "chance": chance,
-        "violated": chance < DOUBT / 2,
+        "violated": chance < RULES.accounting_error / 2,
         "text": _told(f"{near} of {tried} {what}", chance, kappa),
     }
 
 
 def chance_of_a_guess(truth: Examples, public: Examples) -> float:
-    """At most so often does a guess without the model correlate above NEAR, by the public records.
+    """At most so often does a guess without the model correlate above `Rules.near`.
 
-    Correlation is distance between centred records of length one.
+    As the public records tell. Correlation is distance between centred records of length one.
     """
     unit, drawn = unit_of(truth, public), generator_for(0, "prior")
-    some = torch.randperm(len(public), generator=drawn)[:POINTS]
+    some = torch.randperm(len(public), generator=drawn)[: RULES.prior_points]
     rows = unit.to_model(public.inputs[some]).flatten(1).double()
     points = normalize(rows - rows.mean(1, keepdim=True), dim=1)
     prior = empirical(
         points[points.square().sum(1) > 0.5].numpy(),
-        math.sqrt(2 * (1 - NEAR)),
-        confidence=1 - DOUBT / 2,  # the other half is the run's
+        math.sqrt(2 * (1 - RULES.near)),
+        confidence=1 - RULES.accounting_error / 2,  # the other half is the run's
     )
     return prior.high_anywhere
 
 
 def _told(measured: str, chance: float, kappa: float) -> str:
-    if chance < DOUBT / 2:
+    if chance < RULES.accounting_error / 2:
         return (
             f"ACCOUNTING ERROR: measured {measured}, which the ledger allows with a probability of "
             f"{chance:.1g} at most: the run did not have that privacy, or the attack had more than "
             "the prior"
         )
-    if kappa > COARSE:
+    if kappa > RULES.coarse:
         return (
             f"measured {measured}; the ledger cannot be tested by it: as far as the public records "
             f"tell, guesses may come so near with a probability of {kappa:.2g} without the model"

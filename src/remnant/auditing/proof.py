@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from remnant.auditing.assess import SCORED, plain, unit_of
+from remnant.auditing.assess import unit_of
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import disguises, reordered
+from remnant.auditing.grounds import Proof
 from remnant.auditing.membership import explained
 from remnant.auditing.strangers import Strangers
-from remnant.scoring.claims import UNSTATED, Claims, claim, spread
+from remnant.scoring.claims import Claims, claim, unstated_error
 from remnant.scoring.ranks import Ranks, compare
-from remnant.scoring.score import score
+from remnant.scoring.score import figures_of_pair, score
 from remnant.seeds import generator_for
 from remnant.types import Candidates, Examples, Finding
 
@@ -102,29 +103,27 @@ def prove(
         scored = _by_its_claim(case, found, row, int(claims.candidate[i]), finding.threshold)
         rows.append({**scored, **_row(i, claims, ranks, error)})
     rows.sort(key=lambda row: not (row["claimed"] or row["above"]))  # stable: worst first
-    proof: dict[str, Any] = {
-        "claimed": claims.count,
-        "certified": int(passed.sum()),
-        "foreign": int(claims.foreign.sum()),
-        "chance": min(1.0, tries * claims.chance),
-        "by_chance": claims.by_chance,
-        "strangers": len(strangers.inputs),
-        "differ": strangers.differ,
-        "disguise": disguise,
-        "reordered": _reordered(case, found, claims, strangers),
-        "rank_p": None if ranks is None else ranks.p,
-        "above": 0 if ranks is None else int(ranks.above.sum()),
-        "explained": None if member is None else asdict(member),
-    }
+    proof = Proof(
+        claimed=claims.count,
+        certified=int(passed.sum()),
+        foreign=int(claims.foreign.sum()),
+        chance=min(1.0, tries * claims.chance),
+        by_chance=claims.by_chance,
+        strangers=len(strangers.inputs),
+        differ=strangers.differ,
+        disguise=disguise,
+        reordered=_reordered(case, found, claims, strangers),
+        rank_p=None if ranks is None else ranks.p,
+        above=0 if ranks is None else int(ranks.above.sum()),
+        explained=member,
+    )
     order = {row["id"]: k for k, row in enumerate(finding.per_record)}
     moved = [order[row["id"]] for row in rows]
     nulls = {
         name: {k: [v[j] for j in moved] if isinstance(v, list) else v for k, v in null.items()}
         for name, null in finding.nulls.items()
     }
-    return replace(
-        finding, per_record=rows, nulls=nulls, summary={**finding.summary, "proof": proof}
-    )
+    return proof.added_to(replace(finding, nulls=nulls), rows)
 
 
 def _ranks(case: Case, found: Candidates, finding: Finding, strangers: Strangers) -> Ranks | None:
@@ -164,8 +163,7 @@ def _by_its_claim(
     scores = score(one, unit.to_model(found.inputs[j : j + 1].reshape(one.inputs.shape)))
     return {
         **row,
-        **{name: plain(getattr(scores, name), 0) for name in SCORED},
-        "recovered": bool(scores.correlation[0] > (threshold or 0.0)),
+        **figures_of_pair(scores, 0, threshold or 0.0),
         "candidate": j,
         "confidence": float(found.confidence[j]),
     }
@@ -176,4 +174,4 @@ def _reordered(case: Case, found: Candidates, claims: Claims, strangers: Strange
     if not claims.foreign.any() or claims.count:
         return 0
     rows = strangers.rows_of(found.inputs[claims.foreign].reshape(-1, *case.truth.shape))
-    return reordered(strangers.rows_of(case.truth), rows, UNSTATED * spread(strangers.inputs))
+    return reordered(strangers.rows_of(case.truth), rows, unstated_error(strangers.inputs))

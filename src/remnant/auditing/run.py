@@ -22,6 +22,7 @@ from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import fit_of_records
+from remnant.auditing.grounds import Proof
 from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
 from remnant.auditing.preflight import preflight
 from remnant.auditing.promise import promise
@@ -33,7 +34,8 @@ from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
 from remnant.progress import task
-from remnant.report.page import write_bundle, write_page
+from remnant.report.page import write_page
+from remnant.report.page.files import write_bundle
 from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
 from remnant.store import (
@@ -83,7 +85,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
     attacks = _with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
-    hashes = {"weights": hash_tensors(case.target.weights), "data": _data_hash(case.truth)}
+    records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
+    hashes = {"weights": hash_tensors(case.target.weights), "data": hash_tensors(records)}
     result = Audit(
         verdict=verdict,
         sentence=sentence,
@@ -261,15 +264,7 @@ def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Stra
     truth, disguise = undisguised(case, found, strangers)
     case = replace(case, truth=truth)
     shaped = replace(found, inputs=found.inputs.reshape(-1, *truth.shape))
-    finding = assess(
-        shaped,
-        attack=name,
-        truth=truth,
-        holdout=strangers.holdout,
-        public=strangers.public,
-        generator=generator_for(plan.seed, f"nulls {name}"),
-        threshold=plan.threshold,
-    )
+    finding = _beside_nulls(case, name, shaped, plan, strangers)
     finding = prove(case, found, finding, strangers, disguise)
     if found.labels is None:
         return finding
@@ -281,6 +276,20 @@ def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Stra
     return replace(finding, per_record=rows)
 
 
+def _beside_nulls(
+    case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers
+) -> Finding:
+    return assess(
+        found,
+        attack=name,
+        truth=case.truth,
+        holdout=strangers.holdout,
+        public=strangers.public,
+        generator=generator_for(plan.seed, f"nulls {name}"),
+        threshold=plan.threshold,
+    )
+
+
 def _written(
     case: Case, plan: Plan, strangers: Strangers, among: int
 ) -> tuple[Attacked, Candidates] | None:
@@ -289,25 +298,16 @@ def _written(
     if read is None:
         return None
     found, claims = read
-    finding = assess(
-        found,
-        attack=NAME,
-        truth=case.truth,
-        holdout=strangers.holdout,
-        public=strangers.public,
-        generator=generator_for(plan.seed, f"nulls {NAME}"),
-        threshold=plan.threshold,
+    finding = _beside_nulls(case, NAME, found, plan, strangers)
+    proof = Proof(
+        claimed=len(found),
+        certified=len(found),
+        chance=claims.chance,
+        by_chance=claims.by_chance,
+        strangers=len(strangers.inputs),
     )
-    proof = {
-        "claimed": len(found),
-        "certified": len(found),
-        "foreign": 0,
-        "chance": claims.chance,
-        "by_chance": claims.by_chance,
-        "strangers": len(strangers.inputs),
-    }
     rows = [{**row, "claimed": True, "above": False} for row in finding.per_record]
-    finding = replace(finding, per_record=rows, summary={**finding.summary, "proof": proof})
+    finding = proof.added_to(finding, rows)
     if judge(finding, None, attacks=among)[0] != Verdict.EXPOSED:
         return None
     return Attacked(
@@ -365,18 +365,14 @@ def _not_in(examples: Examples, taken: Examples) -> Examples | None:
 def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
     """Each record's margin and loss under the released model, beside its scores."""
     fit = fit_of_records(case)
-    return [
-        replace(
-            row,
-            finding=replace(
-                row.finding,
-                per_record=[{**record, **fit[record["id"]]} for record in row.finding.per_record],
-            ),
-        )
-        if row.finding is not None
-        else row
-        for row in attacks
-    ]
+    rows = []
+    for row in attacks:
+        finding = row.finding
+        if finding is not None:
+            records = [{**record, **fit[record["id"]]} for record in finding.per_record]
+            row = replace(row, finding=replace(finding, per_record=records))
+        rows.append(row)
+    return rows
 
 
 def _about(case: Case) -> dict[str, Any]:
@@ -400,7 +396,3 @@ def _layers(model: nn.Module, most: int = 24) -> list[str]:
     if len(kinds) <= most:
         return kinds
     return [f"{count} {kind}" for kind, count in Counter(kinds).items()]
-
-
-def _data_hash(examples: Examples) -> str:
-    return hash_tensors({"inputs": examples.inputs, "labels": examples.labels})

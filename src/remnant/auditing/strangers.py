@@ -13,17 +13,12 @@ import torch
 from torch import Tensor
 
 from remnant.auditing.case import Case
+from remnant.auditing.rules import RULES
 from remnant.scoring.claims import repeats, rms_distance
 from remnant.scoring.ranks import compare
 from remnant.scoring.texts import share_right
 from remnant.seeds import generator_for
 from remnant.types import Examples, Scaling, token_rows
-
-# Of the usual distance between a stranger and its nearest fellow: nearer than this to a training
-# record is a near copy. Noise of 2 to 5% lies at 0.1; a larger share loses honest strangers.
-COPY = 0.25
-DOUBT = 1e-3  # how sure it must be that records and strangers differ in kind
-FEW = 20  # strangers, below which a comparison of kinds says nothing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +30,6 @@ class Strangers:
     public: Examples
     inputs: Tensor
     scaling: Scaling
-    copies: int
     differ: bool
     notes: tuple[str, ...]
 
@@ -62,7 +56,6 @@ def strangers_of(case: Case) -> Strangers:
         public=_kept(case.public, far if shared else far[first:]),
         inputs=left,
         scaling=scaling,
-        copies=copies,
         differ=differ,
         notes=tuple(_notes(len(case.truth), len(kept), copies, differ)),
     )
@@ -79,7 +72,7 @@ def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
     among = rms_distance(strangers, strangers)
     among.fill_diagonal_(torch.inf)
     usual = among.min(1).values.median()
-    return rms_distance(strangers, records).min(1).values < COPY * usual
+    return rms_distance(strangers, records).min(1).values < RULES.copy_within * usual
 
 
 def near_texts(strangers: Examples, records: Examples, *, alike: float = 0.8) -> Tensor:
@@ -91,7 +84,7 @@ def near_texts(strangers: Examples, records: Examples, *, alike: float = 0.8) ->
 
 def differ_in_kind(truth: Examples, records: Tensor, others: Examples, strangers: Tensor) -> bool:
     """Whether half of the strangers, taken for candidates, tell records from the other half."""
-    if len(strangers) < FEW:
+    if len(strangers) < RULES.fewest_strangers:
         return False
     generator = generator_for(0, "kinds")
     order = torch.randperm(len(strangers), generator=generator)
@@ -100,7 +93,7 @@ def differ_in_kind(truth: Examples, records: Tensor, others: Examples, strangers
     ranks = compare(strangers[half], records, strangers[rest], labels=labels, generator=generator)
     if ranks.p is None or ranks.low is None:
         return True  # no class in common
-    return min(ranks.p, ranks.low) < DOUBT / 2
+    return min(ranks.p, ranks.low) < RULES.differ_by_chance / 2
 
 
 def _notes(n: int, count: int, copies: int, differ: bool) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remnant.auditing.assess import finding_of
 from remnant.auditing.case import Case
+from remnant.auditing.grounds import Proof
 from remnant.auditing.strangers import Strangers
 from remnant.models.tokens import is_causal, outputs_for
 from remnant.scoring.claims import Claims, claim
@@ -45,21 +47,21 @@ def assess_texts(
     if isinstance(named, list):
         scored["summary"]["token_set"] = token_set(named, truth, public)
     claims, certified = _claims(case.truth.inputs, found, strangers.examples.inputs)
-    scored["summary"]["proof"] = _proof(claims, certified, len(strangers.examples))
+    proof = Proof(
+        text=True,
+        claimed=claims.count,
+        certified=int(certified.sum()),
+        foreign=int((claims.foreign & certified).sum()),
+        chance=claims.chance,
+        by_chance=claims.by_chance,
+        strangers=len(strangers.examples),
+    )
     place = {name: i for i, name in enumerate(case.truth.ids)}
-    scored["per_record"] = [
+    marked = [
         {**row, **_marks(int(claims.candidate[place[row["id"]]]), row)}
         for row in scored["per_record"]
     ]
-    return Finding(
-        attack=attack,
-        status=found.status,
-        reason=found.reason,
-        counted=found.stated.counted,
-        figures=figures,
-        trace=found.trace,
-        **scored,
-    )
+    return proof.added_to(finding_of(found, attack, figures=figures, **scored), marked)
 
 
 def speaks(case: Case) -> bool:
@@ -109,24 +111,6 @@ def _claims(truth: Tensor, found: Candidates, strangers: Tensor) -> tuple[Claims
         strangers=_wide(strangers, width).double(),
     )
     return claims, certified
-
-
-def _proof(claims: Claims, certified: Tensor, strangers: int) -> dict[str, Any]:
-    return {
-        "text": True,
-        "claimed": claims.count,
-        "certified": int(certified.sum()),
-        "foreign": int((claims.foreign & certified).sum()),
-        "chance": claims.chance,
-        "by_chance": claims.by_chance,
-        "strangers": strangers,
-        "differ": False,
-        "disguise": "",
-        "reordered": 0,
-        "rank_p": None,
-        "above": 0,
-        "explained": None,
-    }
 
 
 def _marks(j: int, row: dict[str, Any]) -> dict[str, Any]:

@@ -14,37 +14,27 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remnant.auditing.grounds import Explained, Proof
+from remnant.auditing.rules import RULES
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.types import Finding, Status
-
-ALPHA = 0.01  # of a false *exposed* in one audit, shared among its attacks
-FEW = 20  # strangers, below which likeness proves nothing: their kind cannot be told either
-HINT = 0.05  # a comparison with strangers that came so near to proof clears nobody
-
-
-def proof_of(finding: Finding) -> Mapping[str, Any]:
-    """What `auditing.proof` found, or a proof of nothing."""
-    none = {"claimed": 0, "certified": 0, "foreign": 0, "chance": 1.0, "above": 0, "rank_p": None}
-    none |= {"strangers": 0}
-    return {**none, **(finding.summary.get("proof") or {})}
 
 
 def certain(finding: Finding, attacks: int = 1) -> bool:
     """Records themselves came back, more often than strangers coincide with candidates."""
-    proof = proof_of(finding)
-    return bool(proof["claimed"]) and proof["chance"] < ALPHA / attacks
+    proof = Proof.read(finding)
+    return bool(proof.claimed) and proof.chance < RULES.chance_of_error / attacks
 
 
 def likely(finding: Finding, attacks: int = 1) -> bool:
     """Likenesses came back that chance does not explain, of records that were trained on."""
-    proof = proof_of(finding)
-    holds = bool((proof.get("explained") or {}).get("holds"))
-    fair = not proof.get("differ") and not proof["foreign"] and proof["strangers"] >= FEW
+    proof = Proof.read(finding)
+    fair = not proof.differ and not proof.foreign and proof.strangers >= RULES.fewest_strangers
     return bool(
-        proof["above"]
-        and proof["rank_p"] is not None
-        and proof["rank_p"] < ALPHA / attacks
-        and holds
+        proof.above
+        and proof.rank_p is not None
+        and proof.rank_p < RULES.chance_of_error / attacks
+        and proof.trained_on
         and fair
     )
 
@@ -63,14 +53,14 @@ def judge(
     `attacks`: how many share the audit's chance of error. `assumed`: what was guessed for want of
     being told, in sentences; no guess clears a model.
     """
-    proof, n = proof_of(finding), finding.records or 0
+    proof, n = Proof.read(finding), finding.records or 0
     tried = "tried " if tried_some(finding) else ""
     if certain(finding, attacks):
-        return Verdict.EXPOSED, f"{proof['claimed']} of {n} records {tried}recovered{_how(proof)}"
+        return Verdict.EXPOSED, f"{proof.claimed} of {n} records {tried}recovered{_how(proof)}"
     if likely(finding, attacks):
         return Verdict.EXPOSED, (
-            f"{proof['above']} of {n} records came back nearer than any of {proof['strangers']} "
-            f"strangers (p = {proof['rank_p']:.1g} that chance did it); likenesses, not certified"
+            f"{proof.above} of {n} records came back nearer than any of {proof.strangers} "
+            f"strangers (p = {proof.rank_p:.1g} that chance did it); likenesses, not certified"
         )
     if finding.status == Status.NOT_APPLICABLE:
         return Verdict.NOT_APPLICABLE, finding.reason
@@ -80,53 +70,53 @@ def judge(
     assert control is not None
     twin = f"the same attack gets {control.recovered} of {control.records} out of a twin as hard"
     return Verdict.NOT_EXPOSED, (
-        f"no record came back (p = {proof['rank_p']:.2g} by {proof['strangers']} strangers); {twin}"
+        f"no record came back (p = {proof.rank_p:.2g} by {proof.strangers} strangers); {twin}"
     )
 
 
-def _how(proof: Mapping[str, Any]) -> str:
-    if proof.get("text"):
-        words = ", word for word" + (", and certified" if proof["certified"] else "")
-        more = f"; {proof['foreign']} more were certified that are not among those given"
-        return words + (more if proof["foreign"] else "")
+def _how(proof: Proof) -> str:
+    if proof.text:
+        words = ", word for word" + (", and certified" if proof.certified else "")
+        more = f"; {proof.foreign} more were certified that are not among those given"
+        return words + (more if proof.foreign else "")
     words = ": certified, and within the stated error of the record itself"
-    if proof["certified"] < proof["claimed"] and not proof["certified"]:
+    if proof.certified < proof.claimed and not proof.certified:
         words = ", to within a thousandth of what records differ by"
-    if proof.get("disguise"):
-        words += f", {proof['disguise']}: training saw them so"
-    if proof["foreign"]:
-        words += f"; {proof['foreign']} more were certified that are not among those given"
+    if proof.disguise:
+        words += f", {proof.disguise}: training saw them so"
+    if proof.foreign:
+        words += f"; {proof.foreign} more were certified that are not among those given"
     return words
 
 
 def _doubt(
     finding: Finding,
-    proof: Mapping[str, Any],
+    proof: Proof,
     control: Control | None,
     assumed: Sequence[str],
 ) -> str:
     """Why nothing is known, and what would settle it; empty where the attack clears the model."""
-    if proof["claimed"]:
+    if proof.claimed:
         return (
-            f"{proof['claimed']} certified records are among those given, but strangers coincide "
-            f"with candidates too (p = {proof['chance']:.2g}): hold out more records to tell"
+            f"{proof.claimed} certified records are among those given, but strangers coincide "
+            f"with candidates too (p = {proof.chance:.2g}): hold out more records to tell"
         )
-    if proof["foreign"]:
+    if proof.foreign:
         return _foreign(finding, proof)
-    blind = finding.stated.certified is not None and not proof["certified"]
+    blind = finding.stated.certified is not None and not proof.certified
     if blind or not finding.summary.get("candidates"):
         failed = control is not None and not control.passed
         return finding.reason + ("; the attack failed on its control too" if failed else "")
     if tried_some(finding):
         return f"only {finding.records} records were tried: {finding.reason}"
-    if proof.get("differ"):
+    if proof.differ:
         return "held-out records differ in kind from the training records: hold out others"
-    if proof["rank_p"] is None:
+    if proof.rank_p is None:
         return f"nothing could be compared with strangers: {finding.reason}"
-    if proof["rank_p"] < HINT or (proof["above"] and finding.recovered):
+    if proof.rank_p < RULES.hint or (proof.above and finding.recovered):
         return _hint(finding, proof)
-    explained = proof.get("explained")
-    if not (explained or {}).get("stationary"):
+    explained = proof.explained
+    if explained is None or not explained.stationary:
         return _unmet(explained, finding)
     if assumed:
         return "; ".join(assumed)
@@ -140,40 +130,38 @@ def _doubt(
     return ""
 
 
-def _foreign(finding: Finding, proof: Mapping[str, Any]) -> str:
-    words = f"{proof['foreign']} records were certified that are not among those given"
+def _foreign(finding: Finding, proof: Proof) -> str:
+    words = f"{proof.foreign} records were certified that are not among those given"
     near = sum(bool(row.get("recovered")) for row in finding.per_record)
     if near:
         words += f" ({near} of those given resemble one, which is no proof)"
-    if proof.get("reordered"):
-        return (
-            f"{words}, but {proof['reordered']} have the very numbers of a record in another order"
-        )
+    if proof.reordered:
+        return f"{words}, but {proof.reordered} have the very numbers of a record in another order"
     asked = "is this the data that was trained on, prepared as in training (--mean, --std)?"
     return f"{words}: {asked}"
 
 
-def _hint(finding: Finding, proof: Mapping[str, Any]) -> str:
-    words = f"candidates lean towards your records (p = {proof['rank_p']:.2g}"
-    words += f", {proof['above']} nearer than any stranger)"
-    if not (proof.get("explained") or {}).get("holds"):
-        return f"{words}, but {_unmet(proof.get('explained'), finding)}"
+def _hint(finding: Finding, proof: Proof) -> str:
+    words = f"candidates lean towards your records (p = {proof.rank_p:.2g}"
+    words += f", {proof.above} nearer than any stranger)"
+    if not proof.trained_on:
+        return f"{words}, but {_unmet(proof.explained, finding)}"
     return f"{words}, which neither proves nor clears: hold out more records, or give more steps"
 
 
-def _unmet(explained: Mapping[str, Any] | None, finding: Finding) -> str:
+def _unmet(explained: Explained | None, finding: Finding) -> str:
     if explained is None:
         return (
             f"whether this attack's assumption holds for the model is not known: {finding.reason}"
         )
-    if explained["holds"]:
+    if explained.holds:
         return (
             "the model was trained on your records, but is at no stationary point, as this attack "
             f"assumes: {finding.reason}"
         )
     return (
-        f"your records leave {explained['left']:.0%} of the first dense layer unexplained (the "
-        f"strangers most like them {explained['by_strangers']:.0%}): the model is not what this "
+        f"your records leave {explained.left:.0%} of the first dense layer unexplained (the "
+        f"strangers most like them {explained.by_strangers:.0%}): the model is not what this "
         "attack assumes, or other data, scaling or architecture was given; give --initial, or what "
         "was really trained on, to settle it"
     )

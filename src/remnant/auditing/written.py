@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.auditing.case import Case
+from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.scoring.claims import Claims, claim
 from remnant.types import Candidates, Stated, Status
@@ -21,8 +22,6 @@ from remnant.types import Candidates, Stated, Status
 NAME = "written"
 TITLE = "Records written into the weights"
 HOLDS = "nothing but the released weights, which are read as they are"
-LIKE = 0.999  # correlation of a row that is a record; float16 and 4% of noise still pass
-NUMBERS = 20  # of a record; rows of fewer numbers resemble records by chance
 
 
 def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | None:
@@ -35,7 +34,7 @@ def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | Non
         return None
     d = math.prod(case.target.input_shape)
     rows = torch.cat([torch.zeros(0, d, dtype=torch.float64), *_rows(case, d)])
-    if d < NUMBERS or not len(rows) or not len(strangers.inputs):
+    if d < RULES.shortest_row or not len(rows) or not len(strangers.inputs):
         return None
     for centred in (True, False):
         claims, likeness = _claims(case, strangers, rows, centred)
@@ -58,7 +57,7 @@ def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | Non
         confidence=likeness[at].clamp(0, 1).float(),
         status=Status.PARTIAL,
         reason=f"{len(at)} rows, columns or biases of the weights are records, up to their scale "
-        f"(correlation above {LIKE:g})",
+        f"(correlation above {RULES.written:g})",
         stated=Stated(targets=[case.truth.ids[int(i)] for i in at]),
     )
     return found, claims
@@ -72,7 +71,7 @@ def _claims(case: Case, strangers: Strangers, rows: Tensor, centred: bool) -> tu
         sides.append(_unit(flat, centred))
     units = _unit(rows, centred)
     likeness = units @ sides[0].T
-    reach = math.sqrt(2 * (1 - LIKE) / rows.shape[1])  # between rows of length one
+    reach = math.sqrt(2 * (1 - RULES.written) / rows.shape[1])  # between rows of length one
     claims = claim(
         sides[0],
         units,

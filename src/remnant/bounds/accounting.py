@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,6 @@ ADJACENCIES = ("zero-out", "add-remove", "replace-one")
 FRACTIONS = np.array([1.01, 1.02, 1.05, *(k / 10 for k in range(11, 110) if k % 10)])
 INTEGERS = np.array([*range(2, 65), *(2.0 ** (np.arange(13, 25) / 2)).round()])
 ORDERS: Floats = np.sort(np.concatenate([FRACTIONS, INTEGERS]))
-# Noise multipliers at which the accounting can be trusted: the closed form of full batches is
-# exact far below what a loss distribution resolves.
-LEAST_SAMPLED, LEAST_FULL, MOST = 0.01, 0.001, 1e6
-POINTS = 40_000  # of a privacy loss distribution up to its largest loss: 1e-4 off, in 0.2 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +44,7 @@ class Ledger:
     sampling_rate: float = 1.0
     clip: float = 1.0
     adjacency: str = "zero-out"
+    most: ClassVar[float] = 1e6  # noise at which the accounting can be trusted
 
     def __post_init__(self) -> None:
         checks.positive("noise multiplier", self.noise_multiplier)
@@ -55,7 +52,7 @@ class Ledger:
         if not 0 < self.sampling_rate <= 1:
             got = self.sampling_rate
             raise InputError(expected("sampling rate", "above 0 and at most 1", got))
-        if not self.least <= self.noise_multiplier <= MOST or self.steps > 10**7:
+        if not self.least <= self.noise_multiplier <= self.most or self.steps > 10**7:
             came = f"{self.noise_multiplier:g} and {str(self.steps)[:12]}"
             wanted = f"{self.least:g} to 1e6 and at most 1e7, where the accounting can be trusted"
             raise InputError(expected("noise multiplier and steps", wanted, came))
@@ -66,8 +63,9 @@ class Ledger:
 
     @property
     def least(self) -> float:
-        """The smallest noise multiplier that is accounted for."""
-        return LEAST_FULL if self.sampling_rate == 1 else LEAST_SAMPLED
+        """The smallest noise multiplier that is accounted for: the closed form of full batches is
+        exact far below what a loss distribution resolves."""
+        return 0.001 if self.sampling_rate == 1 else 0.01
 
     @property
     def replaces(self) -> bool:
@@ -168,15 +166,18 @@ def epsilon(ledger: Ledger, delta: float) -> float:
 
 
 @lru_cache(maxsize=8)
-def loss_distribution(ledger: Ledger) -> Any:
-    """dp-accounting's pessimistic PLD of the whole run, on a grid in proportion to its losses."""
+def loss_distribution(ledger: Ledger, *, points: int = 40_000) -> Any:
+    """dp-accounting's pessimistic PLD of the whole run, on a grid in proportion to its losses.
+
+    points: of the grid up to the largest loss; with so many it is 1e-4 off, in 0.2 s.
+    """
     pld = import_module("dp_accounting.pld.privacy_loss_distribution")
     relation = import_module("dp_accounting").NeighboringRelation
     reach = epsilon_by_renyi(ledger, 1e-12)
     one = pld.from_gaussian_mechanism(
         ledger.noise_multiplier,
         sampling_prob=ledger.sampling_rate,
-        value_discretization_interval=max(reach / POINTS, 1e-7),
+        value_discretization_interval=max(reach / points, 1e-7),
         neighboring_relation=(
             relation.REPLACE_ONE if ledger.replaces else relation.ADD_OR_REMOVE_ONE
         ),
@@ -204,10 +205,10 @@ def least_noise(template: Ledger, excess: Callable[[Ledger], float]) -> Ledger:
         return excess(at(log_noise))
 
     low = high = math.log(template.noise_multiplier)
-    least, most = math.log(template.least) + 1e-9, math.log(MOST) - 1e-9
+    least, most = math.log(template.least) + 1e-9, math.log(template.most) - 1e-9
     while above(high) > 0:
         if high == most:
-            raise InputError(f"noise: expected enough of it, got too little at {MOST:g}")
+            raise InputError(f"noise: expected enough of it, got too little at {template.most:g}")
         low, high = high, min(high + 0.5, most)
     while above(low) <= 0:
         if low == least:

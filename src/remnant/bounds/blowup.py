@@ -9,22 +9,19 @@ point on the trade-off curve, where Theorem 2 of 001 is a bound on that point.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrik, gammaln, log_ndtr, ndtri_exp
+from scipy.special import gammaln, log_ndtr, ndtri_exp
 
 from remnant.bounds import checks
 from remnant.bounds.accounting import (
     Floats,
     Ledger,
     least_noise,
-    log_ratios,
     loss_distribution,
 )
 from remnant.bounds.rero import from_renyi, require_above
-from remnant.bounds.verdict import clopper_pearson
 from remnant.errors import InputError, expected
 
 
@@ -42,7 +39,7 @@ def blow_up(ledger: Ledger, log_kappa: float) -> float:
 def gaussian_blow_up(mu: float, log_kappa: float) -> float:
     """log Phi(Phi^-1(kappa) + mu): full batches, where the whole run is one Gaussian mechanism."""
     checks.log_probability("log kappa", log_kappa)
-    return float(log_ndtr(ndtri_exp(log_kappa) + checks.some("mu", mu)))
+    return float(log_ndtr(ndtri_exp(log_kappa) + checks.not_negative("mu", mu)))
 
 
 def _from_losses(ledger: Ledger, log_kappa: float) -> float:
@@ -88,62 +85,6 @@ def chance_in_one_run(
 def _log_binomial(n: int, k: NDArray[np.int64]) -> Floats:
     found: Floats = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """gamma (not its logarithm) by simulation, and limits that hold together with confidence."""
-
-    gamma: float
-    low: float
-    high: float
-    confidence: float
-
-
-def simulated_blow_up(
-    ledger: Ledger,
-    kappa: float,
-    *,
-    trials: int,
-    generator: np.random.Generator,
-    confidence: float = 0.99,
-) -> Simulated:
-    """The likelihood-ratio test of level kappa, played `trials` times under either law.
-
-    The limits are those of a binomial twice: for the test's threshold, then for its power.
-    """
-    checks.inside("kappa", kappa)
-    doubt = (1 - checks.inside("confidence", confidence)) / 4
-    if trials * kappa < 20:
-        wanted = f"{math.ceil(20 / kappa)} or more, for a kappa of {kappa:g}"
-        raise InputError(expected("trials", wanted, trials))
-    without = np.sort(_losses(ledger, trials, False, generator))[::-1]
-    with_record = _losses(ledger, trials, True, generator)
-
-    def successes(rank: int) -> int:
-        """How many runs with the record pass the threshold that `rank` runs without it pass."""
-        return int((with_record >= without[min(rank, trials) - 1]).sum())
-
-    # How many runs without the record pass the true threshold is a binomial(trials, kappa).
-    few, many = (bdtrik(share, trials, kappa) for share in (doubt, 1 - doubt))
-    return Simulated(
-        gamma=successes(round(trials * kappa)) / trials,
-        low=clopper_pearson(successes(math.floor(few)), trials, 1 - doubt)[0],
-        high=clopper_pearson(successes(math.ceil(many) + 1), trials, 1 - doubt)[1],
-        confidence=confidence,
-    )
-
-
-def _losses(ledger: Ledger, trials: int, present: bool, generator: np.random.Generator) -> Floats:
-    """The log-likelihood ratio of whole runs, drawn with the record or from the reference law."""
-    total = np.zeros(trials)
-    side = 1.0 if present else -1.0 if ledger.replaces else 0.0
-    for _ in range(ledger.steps):
-        x = ledger.noise_multiplier * generator.standard_normal(trials)
-        x += side * (generator.random(trials) < ledger.sampling_rate)
-        up, down = log_ratios(ledger, x)
-        total += up - down
-    return total
 
 
 def noise_for_gamma(template: Ledger, log_kappa: float, log_gamma: float) -> Ledger:

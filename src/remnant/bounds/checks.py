@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from remnant.errors import InputError, expected
 
 
@@ -16,7 +13,7 @@ def positive(what: str, value: float) -> float:
     return value
 
 
-def some(what: str, value: float) -> float:
+def not_negative(what: str, value: float) -> float:
     if not 0 <= value < math.inf:
         raise InputError(expected(what, "a number, 0 or more", value))
     return value
@@ -40,12 +37,3 @@ def log_probability(what: str, value: float) -> float:
     if not -math.inf < value < 0:
         raise InputError(expected(what, "the logarithm of a number between 0 and 1", value))
     return value
-
-
-def weights(what: str, values: NDArray[np.float64], number: int) -> NDArray[np.float64]:
-    """Probabilities of so many things."""
-    total = float(values.sum())
-    if values.shape != (number,) or not (values >= 0).all() or not math.isclose(total, 1):
-        got = f"shape {values.shape} with sum {total:g}"
-        raise InputError(expected(what, f"{number} weights, 0 or more, that sum to 1", got))
-    return values

@@ -43,15 +43,6 @@ def gaussian(dimension: int, radius: float, deviation: float) -> float:
     return float(a * math.log(x) - x - gammaln(a + 1) + logsumexp(terms))
 
 
-def gaussian_tail(dimension: int, radius: float, deviation: float) -> float:
-    """The bound on `gaussian` of 001, Prop. 7: d/2 (1 - t + log t), t = (radius/deviation)^2/d."""
-    t = _squared(radius, deviation) / checks.count("dimension", dimension)
-    if not t < 1:
-        wanted = f"below deviation sqrt(d) = {deviation * math.sqrt(dimension):g}"
-        raise InputError(expected("radius", wanted, radius, "use the exact value"))
-    return dimension / 2 * (1 - t + math.log(t))
-
-
 def _squared(radius: float, deviation: float) -> float:
     return (checks.positive("radius", radius) / checks.positive("deviation", deviation)) ** 2
 
@@ -59,20 +50,6 @@ def _squared(radius: float, deviation: float) -> float:
 def candidates(number: int) -> float:
     """log kappa where the record is one of so many, all alike, and only itself will do."""
     return -math.log(checks.count("candidates", number, least=2))
-
-
-def discrete(
-    points: Floats, radius: float, distance: str = "l2", weights: Sequence[float] | None = None
-) -> float:
-    """log kappa where the record is one of n points (n x d) with those weights (None = alike).
-
-    Guesses are points of the set; for a radius of 0, that is all guesses.
-    """
-    n = len(_table(points))
-    shares = np.full(n, 1 / n) if weights is None else np.asarray(weights, dtype=np.float64)
-    checks.weights("weights", shares, n)
-    checks.some("radius", radius)
-    return math.log(min(1.0, _largest_masses(points, shares, [radius], distance)[0]))
 
 
 @dataclass(frozen=True, kw_only=True)

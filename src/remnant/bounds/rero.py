@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from remnant.bounds import checks, priors
+from remnant.bounds import checks
 from remnant.bounds.accounting import ORDERS, Ledger, renyi_curve
 from remnant.errors import InputError, expected
 
@@ -25,14 +25,14 @@ def from_renyi(ledger: Ledger, log_kappa: float) -> float:
 def from_zcdp(rho: float, log_kappa: float) -> float:
     """Corollary 4: exp(-(sqrt(log 1/kappa) - sqrt rho)^2), and 1 where rho >= log 1/kappa."""
     checks.log_probability("log kappa", log_kappa)
-    gap = math.sqrt(-log_kappa) - math.sqrt(checks.some("rho", rho))
+    gap = math.sqrt(-log_kappa) - math.sqrt(checks.not_negative("rho", rho))
     return -(gap**2) if gap > 0 else 0.0
 
 
 def from_dp(epsilon: float, log_kappa: float, delta: float = 0.0) -> float:
     """Corollary 3, kappa e^eps; with a delta, kappa e^eps + delta, straight from the definition."""
     checks.log_probability("log kappa", log_kappa)
-    pure = log_kappa + checks.some("epsilon", epsilon)
+    pure = log_kappa + checks.not_negative("epsilon", epsilon)
     if delta == 0:
         return min(0.0, pure)
     return min(0.0, float(np.logaddexp(pure, math.log(checks.inside("delta", delta)))))
@@ -50,47 +50,3 @@ def require_above(log_kappa: float, log_gamma: float) -> float:
         wanted = f"above kappa = exp({log_kappa:.6g}) and below 1"
         raise InputError(expected("gamma", wanted, f"exp({log_gamma:.6g})"))
     return log_gamma
-
-
-def delta_from_rero(epsilon: float, gamma: float) -> float:
-    """Theorem 5: what (eps, delta)-DP follows from ReRo with gamma for exact reconstruction.
-
-    gamma has to hold for every prior on two points that gives one of them 1 / (e^eps + 1).
-    """
-    checks.some("epsilon", epsilon)
-    if not 0 <= gamma <= 1:
-        raise InputError(expected("gamma", "0 to 1", gamma))
-    # As (e^eps + 1) gamma - e^eps, but 1 - gamma = 0 may meet an e^eps that would overflow.
-    return max(0.0, gamma - math.exp(min(epsilon, 700.0)) * (1 - gamma))
-
-
-def ball_by_dimension(
-    dimension: int, radius: float, *, epsilon: float | None = None, rho: float | None = None
-) -> float:
-    """Proposition 6: log gamma for the uniform unit ball, of pure DP or zCDP."""
-    return _of_either(priors.ball(dimension, radius), epsilon, rho)
-
-
-def gaussian_by_dimension(
-    dimension: int,
-    radius: float,
-    deviation: float,
-    *,
-    epsilon: float | None = None,
-    rho: float | None = None,
-) -> float:
-    """Proposition 7: log gamma for N(w, deviation^2 I), by the tail bound of its proof.
-
-    It falls like e^-0.318d or faster where deviation >= 2 radius / sqrt(d).
-    """
-    return _of_either(priors.gaussian_tail(dimension, radius, deviation), epsilon, rho)
-
-
-def _of_either(log_kappa: float, epsilon: float | None, rho: float | None) -> float:
-    if (epsilon is None) == (rho is None):
-        got = "both" if rho is not None else "neither"
-        raise InputError(expected("guarantee", "one of epsilon and rho", got))
-    if rho is not None:
-        return from_zcdp(rho, log_kappa)
-    assert epsilon is not None
-    return from_dp(epsilon, log_kappa)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import NoReturn
 
-from remnant.cli.common import VERBS, Exit
+from remnant.cli.common import VERBS, Exit, carry_out
 from remnant.cli.flags import Parser
 from remnant.errors import LONGEST, InputError, RemnantError, cut, printable, text_of
 
@@ -75,8 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     try:
-        code: int = given.run(given)
-        return code
+        return carry_out(given)
     except (KeyboardInterrupt, RemnantError, BrokenPipeError, MemoryError):
         raise
     except BaseException as error:  # a user's model may not choose our exit code

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.cases import read_case
 from remnant.cli.common import (
+    Answer,
     Exit,
     add_verb,
-    bars,
-    prepare,
     print_line,
     print_place,
-    print_result,
     print_table,
     run_of,
 )
@@ -44,43 +41,40 @@ def add(verbs: Any) -> None:
         add_flag(parser, "targets", str, words)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     spec = read(arguments)
-    prepare(arguments)
     from remnant.auditing.run import Plan, run_audit
-    from remnant.report.page import read_bundle
+    from remnant.cli.cases import read_case
+    from remnant.report.page.files import read_bundle
 
-    with bars(arguments.quiet):
-        case, hashes = read_case(spec)
-        record = {"verb": "audit", "spec": spec.model_dump(mode="json"), **hashes}
-        plan = Plan(
-            attacks=spec.attacks,
-            targets=spec.targets,
-            settings=spec.settings,
-            threshold=spec.threshold,
-            seed=spec.seed,
-            budget=spec.budget,
-            images=spec.images,
-            redacted=spec.redact,
-            command=arguments.command,
-        )
-        stored = run_of(arguments, record, lambda run: run_audit(case, plan, run))
-        result, _ = read_bundle(stored.path, images=False)
-    print_result(arguments, result.to_json(), lambda: show(result, stored))
+    case, hashes = read_case(spec)
+    record = {"verb": "audit", "spec": spec.model_dump(mode="json"), **hashes}
+    plan = Plan(
+        attacks=spec.attacks,
+        targets=spec.targets,
+        settings=spec.settings,
+        threshold=spec.threshold,
+        seed=spec.seed,
+        budget=spec.budget,
+        images=spec.images,
+        redacted=spec.redact,
+        command=arguments.command,
+    )
+    stored = run_of(arguments, record, lambda run: run_audit(case, plan, run))
+    result, _ = read_bundle(stored.path, images=False)
     codes = {"exposed": Exit.EXPOSED, "inconclusive": Exit.INCONCLUSIVE}
-    return codes.get(result.verdict, Exit.DONE) if arguments.gate else Exit.DONE
+    code = codes.get(result.verdict, Exit.DONE) if arguments.gate else Exit.DONE
+    return Answer(figures=result.to_json(), show=lambda: show(result, stored), code=code)
 
 
-def run_preflight(arguments: argparse.Namespace) -> int:
+def run_preflight(arguments: argparse.Namespace) -> Answer:
     spec = read(arguments)
-    prepare(arguments)
     from remnant.auditing.preflight import preflight
+    from remnant.cli.cases import read_case
 
-    with bars(arguments.quiet):
-        case, _ = read_case(spec)
-        rows = preflight(case, attacks=spec.attacks, settings=spec.settings, targets=spec.targets)
-    print_result(arguments, rows, lambda: print_table((), preflight_lines(rows)))
-    return Exit.DONE
+    case, _ = read_case(spec)
+    rows = preflight(case, attacks=spec.attacks, settings=spec.settings, targets=spec.targets)
+    return Answer(figures=rows, show=lambda: print_table((), preflight_lines(rows)))
 
 
 def preflight_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -105,9 +99,7 @@ def read(arguments: argparse.Namespace) -> AuditSpec:
     if isinstance(text, str):
         number = text.isdecimal() and len(text) < 19  # a longer one is an id
         values["targets"] = int(text) if number else tuple(text.split(","))
-    spec = check_spec(values, str(arguments.spec or "audit"))
-    arguments.seed = spec.seed
-    return spec
+    return check_spec(values, str(arguments.spec or "audit"))
 
 
 def show(result: Audit, stored: Run) -> None:

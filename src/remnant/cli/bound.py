@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
-    Exit,
+    Answer,
     add_data_dir,
     add_verb,
     check_seed,
     print_line,
-    print_result,
     print_table,
 )
 from remnant.errors import InputError, brief, expected
@@ -66,7 +65,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--gamma", type=float, help="the chance to keep to: what does it take?")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     check_seed(arguments)
     ledger, found = read_run(arguments)
     kappa = read_kappa(arguments)
@@ -81,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.out:
         keep(found, arguments)
-    print_result(arguments, found, lambda: show(found))
-    return Exit.DONE
+    return Answer(figures=found, show=lambda: show(found))
 
 
 def read_run(arguments: argparse.Namespace) -> tuple[Ledger | None, dict[str, Any]]:

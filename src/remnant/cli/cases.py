@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from remnant.cli.target import is_linear, read_linear_target, read_released, read_target
+from torch import Tensor, nn
+
+from remnant.attacks.glm_case import check_labels as check_linear_labels
+from remnant.auditing.api import hash_examples
+from remnant.auditing.case import Case, halves
+from remnant.auditing.texts import same_length
+from remnant.bounds import Ledger
+from remnant.cli.spec import AuditSpec, is_linear
+from remnant.cli.target import read_linear_target, read_released, read_target
 from remnant.cli.texts import directory_of, read_texts, refuse_numbers, words_of
+from remnant.data import load
+from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
-    from remnant.auditing.case import Case
-    from remnant.cli.spec import AuditSpec
-    from remnant.models.linear_files import LinearModel
-    from remnant.types import Examples, Target
+from remnant.models.foreign import check_outputs
+from remnant.models.linear_files import LinearModel
+from remnant.models.tokens import takes_tokens
+from remnant.training import check_labels
+from remnant.types import Examples, Target
 
 GUESSED = "no --model was given and dense layers were taken for ReLU: give --model to be sure"
 
 
 def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     """The case that the spec describes, and hashes of all that was read."""
-    from remnant.auditing.api import hash_examples
-    from remnant.auditing.case import Case
-    from remnant.data import load
-    from remnant.data.texts import ENDINGS
-    from remnant.models.foreign import check_outputs
-    from remnant.models.tokens import takes_tokens
-
     texts = spec.data.lower().endswith(ENDINGS) or directory_of(spec) is not None
     released = read_released(spec) if texts and not is_linear(spec.weights) else None
     if released is not None and takes_tokens(released[0]):
@@ -45,8 +44,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         loss = "mse"  # its own objective stands in its file
         check_of = partial(_check_linear, target)
     else:
-        settings = {"shape": spec.shape or _shape(truth), "bounds": spec.bounds or _bounds(truth)}
-        target, hashes = read_target(spec.model_copy(update=settings), released)
+        target, hashes = read_target(spec, released, like=truth)
         _fits(truth, target)
         few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
         outputs = check_outputs(target.model, few)[:1]
@@ -60,29 +58,15 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         others = dict(zip(others, rest, strict=True))
     for name, part in (("data", truth), *others.items()):
         check_of(part, name)
-    case = Case(
-        target=target,
-        truth=truth,
-        holdout=others["holdout"],
-        public=others["public"],
-        loss=loss,
-        ledger=_ledger(spec),
-        delta=spec.privacy.delta if spec.privacy else 1e-5,
-        assumed=() if spec.model or is_linear(spec.weights) or released else (GUESSED,),
-    )
-    hashes |= {name: hash_examples(part) for name, part in (("data", truth), *others.items())}
-    return case, hashes
+    assumed = () if spec.model or is_linear(spec.weights) or released else (GUESSED,)
+    parts = {"data": truth, **others}
+    return _case(spec, target, parts, loss=loss, assumed=assumed), hashes | _hashes(parts)
 
 
 def read_text_case(
     spec: AuditSpec, released: tuple[nn.Module, tuple[int, ...]]
 ) -> tuple[Case, dict[str, str]]:
     """The case of a model of tokens: its texts, in rows of one length."""
-    from remnant.auditing.api import hash_examples
-    from remnant.auditing.case import Case
-    from remnant.auditing.texts import same_length
-    from remnant.models.foreign import check_outputs
-
     model = released[0]
     if spec.loss not in (None, "ce"):
         raise InputError(expected("--loss of a model of tokens", "ce", spec.loss))
@@ -96,17 +80,25 @@ def read_text_case(
         for name, part in parts.items():
             _check_labels("ce", outputs[:1], part, name)
     parts = dict(zip(parts, same_length(*parts.values()), strict=True))
-    case = Case(
+    case = _case(spec, target, parts, loss="ce", words=words_of(spec, model))
+    return case, hashes | _hashes(parts)
+
+
+def _case(spec: AuditSpec, target: Target, parts: Mapping[str, Examples], **about: Any) -> Case:
+    """parts: the records trained on, held-out and public ones. about: other fields of a case."""
+    return Case(
         target=target,
         truth=parts["data"],
         holdout=parts["holdout"],
         public=parts["public"],
-        loss="ce",
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
-        words=words_of(spec, model),
+        **about,
     )
-    return case, hashes | {name: hash_examples(part) for name, part in parts.items()}
+
+
+def _hashes(parts: Mapping[str, Examples]) -> dict[str, str]:
+    return {name: hash_examples(part) for name, part in parts.items()}
 
 
 def read_others(
@@ -116,9 +108,6 @@ def read_others(
 
     read: how a file becomes records, where they are texts.
     """
-    from remnant.auditing.case import halves
-    from remnant.data import load
-
     others = {
         name: load(source, data_dir=spec.data_dir) if read is None else read(source)
         for name in ("holdout", "public")
@@ -135,8 +124,7 @@ def read_others(
     return others
 
 
-def _ledger(spec: AuditSpec) -> Any:
-    from remnant.bounds import Ledger
+def _ledger(spec: AuditSpec) -> Ledger | None:
 
     if spec.privacy is None:
         return None
@@ -149,22 +137,12 @@ def _ledger(spec: AuditSpec) -> Any:
     )
 
 
-def _shape(examples: Examples) -> str:
-    return "x".join(map(str, examples.shape))
-
-
-def _bounds(examples: Examples) -> str | None:
-    """Pixels lie between 0 and 1, which is no secret."""
-    return None if examples.bounds is None else ",".join(map(str, examples.bounds))
-
-
 def _check_linear(target: Target, examples: Examples, name: str) -> None:
-    from remnant.attacks.glm import check_labels
 
     if not _fits(examples, target):
         return
     try:
-        check_labels(cast("LinearModel", target.model), examples.labels)
+        check_linear_labels(cast(LinearModel, target.model), examples.labels)
     except InputError as error:
         raise InputError(f"--{name}: {error}") from None
 
@@ -177,7 +155,6 @@ def _fits(examples: Examples, target: Target) -> bool:
 
 
 def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
-    from remnant.training import check_labels
 
     try:
         check_labels(loss, outputs.expand(len(examples), -1), examples.labels)

@@ -53,6 +53,30 @@ VERBS = {
 }
 """Every verb and its line of help, so that a command enters no other verb's file."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a verb ends with. figures: what --json prints, a text being JSON already. show: prints
+    it in words, unless --quiet."""
+
+    figures: Any = None
+    show: Callable[[], object]
+    code: Exit = Exit.DONE
+
+
+def carry_out(arguments: argparse.Namespace) -> Exit:
+    """Do what the verb does, print its answer, return its exit code."""
+    with prepared(arguments) if "threads" in arguments else nullcontext():
+        answer: Answer = arguments.run(arguments)
+    if getattr(arguments, "json", False):
+        figures = answer.figures
+        whole = isinstance(figures, str)
+        print(figures if whole else json.dumps(figures, indent=2, allow_nan=False) + "\n", end="")
+    elif not getattr(arguments, "quiet", False):
+        answer.show()
+    return answer.code
+
+
 SHARED: dict[str, dict[str, Any]] = {
     "seed": {"type": int, "default": 0, "help": "the seed of all random draws"},
     "out": {"metavar": "DIR", "type": Path, "help": "the directory that receives the results"},
@@ -71,7 +95,7 @@ def add_verb(
     *,
     summary: str = "",
     shared: Iterable[str] = COMMON,
-    run: Callable[[argparse.Namespace], int],
+    run: Callable[[argparse.Namespace], Answer],
 ) -> Parser:
     """A verb's parser with its example and the flags of `SHARED` that do something there.
 
@@ -97,8 +121,9 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help=words)
 
 
-def prepare(arguments: argparse.Namespace) -> None:
-    """Seed, threads and device, before any work."""
+@contextmanager
+def prepared(arguments: argparse.Namespace) -> Iterator[None]:
+    """Seed, threads and device are checked and set, and progress is shown."""
     import torch
 
     check_seed(arguments)
@@ -116,16 +141,19 @@ def prepare(arguments: argparse.Namespace) -> None:
     if not there[device]:
         here = ", ".join(name for name, is_here in there.items() if is_here)
         raise InputError(expected("--device", f"one that is here ({here})", device))
+    with bars(arguments.quiet):
+        yield
 
 
 def check_seed(arguments: argparse.Namespace) -> None:
-    seed = getattr(arguments, "seed", 0)
-    if not 0 <= seed < 2**31:
+    """An audit's and a sweep's may be in their files, which are checked as they are read."""
+    seed = getattr(arguments, "seed", None)
+    if seed is not None and not 0 <= seed < 2**31:
         raise InputError(expected("--seed", "0 to 2**31 - 1", seed))
 
 
 def default_directory(spec: Mapping[str, Any]) -> Path:
-    """A directory of its own for each spec, so that no run is in another's way."""
+    """The directory of a run without --out: one for each spec, named by its hash."""
     from remnant.store import spec_hash
 
     return Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
@@ -192,16 +220,6 @@ def print_place(run: Run, files: Iterable[str]) -> None:
     """Where results are, and whether they were there before."""
     again = " (done before; remove the directory to run it again)" if run.finished else ""
     print_line(f"in {run.path}{again}: {', '.join(files)}")
-
-
-def print_result(arguments: argparse.Namespace, figures: Any, show: Callable[[], object]) -> None:
-    """The figures as JSON where --json asks for them (a text is JSON already); else what `show`
-    prints, unless --quiet."""
-    if arguments.json:
-        whole = isinstance(figures, str)
-        print(figures if whole else json.dumps(figures, indent=2, allow_nan=False) + "\n", end="")
-    elif not arguments.quiet:
-        show()
 
 
 def say(*lines: str) -> None:
@@ -285,7 +303,7 @@ def _lines(soon: float, every: float) -> Iterator[None]:
 
 
 def _tell(under_way: list[_Work], over: threading.Event, soon: float, every: float) -> None:
-    """What is under way, outermost first, until all is over."""
+    """Print the tasks under way, outermost first, from time to time until all is over."""
     told, at = None, 0.0
     while not over.wait(soon / 2):
         works, now = list(under_way), time.monotonic()

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from remnant.cli.common import Exit, add_verb
+from remnant.cli.common import Answer, add_verb
 from remnant.cli.flags import Parser
 
 SCRIPT = """_remnant() {{
@@ -38,15 +38,15 @@ def add(verbs: Any) -> None:
     parser.add_argument("shell", choices=("bash", "zsh"))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     from remnant.cli import parser
 
     words = dict(walk(parser(), "remnant"))
     verbs = " | ".join(shlex.quote(at) for at in words if at != "remnant")
     lines = (f"{shlex.quote(at)}) words={shlex.quote(' '.join(w))} ;;" for at, w in words.items())
     script = SCRIPT.format(verbs=verbs, flags="\n        ".join(lines))
-    print(ZSH * (arguments.shell == "zsh") + script, end="")
-    return Exit.DONE
+    whole = ZSH * (arguments.shell == "zsh") + script
+    return Answer(show=lambda: print(whole, end=""))
 
 
 def walk(parser: Parser, at: str) -> Iterator[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import COMMON, Exit, add_data_dir, add_verb, bars, prepare, run_of
+from remnant.cli.common import COMMON, Answer, add_data_dir, add_verb, run_of
 from remnant.cli.flags import Parser, add_settings, given
 from remnant.errors import InputError, expected
 
@@ -30,28 +30,23 @@ def add_fields(parser: Parser) -> None:
     add_data_dir(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    prepare(arguments)
-    from remnant.cli.show import show_finding
+def run(arguments: argparse.Namespace) -> Answer:
+    from remnant.cli.reconstruct import found_by
     from remnant.experiments.demo import Demo, data_hash, divide, run_demo
 
     told = given(arguments, arguments.settings)
     if told.get("data") == TEXT:
         return run_text(arguments, told)
     demo = Demo(seed=arguments.seed, **told)
-    with bars(arguments.quiet):
-        sides = divide(demo, arguments.data_dir)
-        spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data_hash(sides)}
-        stored = run_of(
-            arguments, spec, lambda run: run_demo(demo, sides, run, device=arguments.device)
-        )
-    show_finding(stored, arguments)
-    return Exit.DONE
+    sides = divide(demo, arguments.data_dir)
+    spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data_hash(sides)}
+    device = arguments.device
+    return found_by(run_of(arguments, spec, lambda run: run_demo(demo, sides, run, device=device)))
 
 
-def run_text(arguments: argparse.Namespace, told: dict[str, Any]) -> int:
+def run_text(arguments: argparse.Namespace, told: dict[str, Any]) -> Answer:
     """Sentences out of a language model's gradient."""
-    from remnant.cli.show import show_finding, show_texts
+    from remnant.cli.reconstruct import found_by
     from remnant.cli.texts import write_texts
     from remnant.experiments.demo_text import TextDemo, run_text_demo, text_data
     from remnant.store import read_candidates
@@ -62,15 +57,11 @@ def run_text(arguments: argparse.Namespace, told: dict[str, Any]) -> int:
             wanted = f"of --data text only {', '.join(f'--{name}' for name in known[1:])}"
             raise InputError(expected(f"--{name.replace('_', '-')}", wanted, "a value"))
     demo = TextDemo(seed=arguments.seed, **told)
-    with bars(arguments.quiet):
-        data = text_data(demo)
-        spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data.hash}
+    data = text_data(demo)
+    spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data.hash}
 
-        def work(run: Run) -> None:
-            run_text_demo(demo, data, run)
-            write_texts(run, read_candidates(run), data.tokenizer.pieces)
+    def work(run: Run) -> None:
+        run_text_demo(demo, data, run)
+        write_texts(run, read_candidates(run), data.tokenizer.pieces)
 
-        stored = run_of(arguments, spec, work)
-    show_finding(stored, arguments)
-    show_texts(stored, arguments)
-    return Exit.DONE
+    return found_by(run_of(arguments, spec, work))

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
     VERBS,
-    Exit,
+    Answer,
     add_data_dir,
     add_verb,
-    bars,
-    prepare,
     print_line,
     print_place,
-    print_result,
     print_table,
     run_of,
 )
@@ -61,8 +58,7 @@ def add_fields(parser: Parser, method: str) -> None:
     parser.set_defaults(settings=add_settings(parser, Scene, but=IDLE[method]))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    prepare(arguments)
+def run(arguments: argparse.Namespace) -> Answer:
     from remnant.experiments.distill_table import (
         RESULT_FILE,
         Scene,
@@ -81,21 +77,20 @@ def run(arguments: argparse.Namespace) -> int:
     if table and arguments.seeds < 1:
         raise InputError(expected("--seeds", "1 or more", arguments.seeds))
     scene = Scene(method="full" if table else arguments.method, seed=arguments.seed, **told)
-    with bars(arguments.quiet):
-        examples = read(scene, arguments.data_dir)
-        spec = scene_spec(scene, examples)
+    examples = read(scene, arguments.data_dir)
+    spec = scene_spec(scene, examples)
+    if table:
+        spec |= {"verb": "distill-table", "seeds": arguments.seeds}
+
+    def work(run: Run) -> None:
         if table:
-            spec |= {"verb": "distill-table", "seeds": arguments.seeds}
-            stored = run_of(
-                arguments, spec, lambda run: run_table(scene, examples, run, seeds=arguments.seeds)
-            )
+            run_table(scene, examples, run, seeds=arguments.seeds)
         else:
-            stored = run_of(
-                arguments, spec, lambda run: run_scene(scene, divide(scene, examples), run)
-            )
+            run_scene(scene, divide(scene, examples), run)
+
+    stored = run_of(arguments, spec, work)
     result = read_json(stored, RESULT_FILE)
-    print_result(arguments, result, lambda: show(result, scene.records, stored))
-    return Exit.DONE
+    return Answer(figures=result, show=lambda: show(result, scene.records, stored))
 
 
 def show(result: dict[str, Any], records: int, stored: Run) -> None:

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """A verb refuses what it does not know itself, so that its own help is pointed to."""
+        """Unknown words are an error of the verb's own parser, which points to the verb's help."""
         self._words = list(args or ())
         given, unknown = super(Parser, self.filled()).parse_known_args(args, namespace)
         if unknown:
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
-        """Also where a flag is missing since another one was misspelt."""
+        """One line, with the flag that was meant: a missing one may have been misspelt."""
         known = [flag.removeprefix("--") for flag in self._option_string_actions]
         flags = [word[2:].split("=")[0] for word in self._words if word.startswith("--")]
         hints = [did_you_mean(flag, known) for flag in flags if flag not in known]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import Exit, add_verb, say
+import yaml
+
+from remnant.cli.common import Answer, add_verb, say
 from remnant.cli.flags import add_spec, given
-from remnant.cli.spec import AuditSpec, TargetSpec, checked
-from remnant.cli.target import is_linear, read_linear_model
+from remnant.cli.spec import AuditSpec, TargetSpec, checked, is_linear
 from remnant.cli.texts import directory_of
 from remnant.errors import InputError, StoreError, expected
 
@@ -58,7 +60,7 @@ def add(verbs: Any) -> None:
     parser.set_defaults(**dict.fromkeys(taken))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     target = (arguments.out or Path()) / FILE
     if target.exists():
         raise StoreError(expected(f"{target}", "no file yet", "one", "remove it, or give --out"))
@@ -69,12 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
             file.write(text.encode())
     except OSError as error:
         raise InputError(expected(f"{target}", "a place to write", error.strerror)) from None
-    if not arguments.quiet:
-        say(f"wrote {target}; look it through, then: remnant audit {target}")
-    return Exit.DONE
+    words = f"wrote {target}; look it through, then: remnant audit {target}"
+    return Answer(show=lambda: say(words))
 
 
 def linear_words(arguments: argparse.Namespace) -> str:
+    from remnant.cli.target import read_linear_model
+
     if arguments.model is not None or arguments.initial is not None:
         do = "leave --model and --initial out"
         raise InputError(expected("a linear model", "its file alone", "more", do))
@@ -148,7 +151,6 @@ def placed(value: Any) -> Any:
 
 def _quoted(value: Any) -> str:
     """A value as YAML reads it back, whatever a path holds."""
-    if not isinstance(value, str):
-        return str(value)
-    plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
-    return f'"{"".join(plain)}"'
+    style = '"' if isinstance(value, str) else None
+    text: str = yaml.safe_dump(value, default_style=style, width=math.inf)
+    return text.removesuffix("...\n").strip()

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.common import Exit, add_verb, print_result, say
+from remnant.cli.common import Answer, add_verb, say
 from remnant.errors import InputError, StoreError, expected
 
 
@@ -27,8 +27,9 @@ def add(verbs: Any) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from remnant.report.page import read_bundle, redact, write_page
+def run(arguments: argparse.Namespace) -> Answer:
+    from remnant.report.page import write_page
+    from remnant.report.page.files import read_bundle, redact
     from remnant.store import make_private, read_run, take_lock
 
     if not read_run(arguments.directory).finished:
@@ -50,5 +51,4 @@ def run(arguments: argparse.Namespace) -> int:
         lock.release()
     figures = {"page": str(written), "verdict": audit.verdict}
     words = (f"{audit.verdict}: {audit.sentence}", f"{written}")
-    print_result(arguments, figures, lambda: say(*words))
-    return Exit.DONE
+    return Answer(figures=figures, show=lambda: say(*words))

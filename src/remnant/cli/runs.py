@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import VERBS, Exit, add_verb, print_result, print_table, say
+from remnant.cli.common import VERBS, Answer, add_verb, print_table, say
 from remnant.cli.flags import Parser
-from remnant.errors import InputError, StoreError, cut, expected, printable
+from remnant.errors import InputError, StoreError, expected, printable
 
 if TYPE_CHECKING:
     from remnant.store import Run
@@ -51,7 +51,7 @@ def add(verbs: Any) -> None:
     remove.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def run_list(arguments: argparse.Namespace) -> int:
+def run_list(arguments: argparse.Namespace) -> Answer:
     rows = [about(run) for run in runs_in(arguments.folder)]
 
     def show() -> None:
@@ -60,8 +60,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         else:
             say(f"no runs in {arguments.folder}")
 
-    print_result(arguments, rows, show)
-    return Exit.DONE
+    return Answer(figures=rows, show=show)
 
 
 def runs_in(folder: Path) -> list[Run]:
@@ -115,20 +114,20 @@ def outcome(run: Run) -> str:
     return ""
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def run_compare(arguments: argparse.Namespace) -> Answer:
     from remnant.store import FINDING_FILE, read_run
+    from remnant.store.files import differences, spelt
 
     sides = [read_run(path) for path in (arguments.one, arguments.other)]
     parts = ("spec", "versions", "hashes", "timings")
     found = {part: differences(*(side.record.get(part, {}) for side in sides)) for part in parts}
     found["finding"] = differences(*(_summary(side.path / FINDING_FILE) for side in sides))
     lines = [
-        f"{part} {name}: {_brief(one)} | {_brief(other)}"
+        f"{part} {name}: {spelt(one)} | {spelt(other)}"
         for part, rows in found.items()
         for name, (one, other) in rows.items()
     ]
-    print_result(arguments, found, lambda: say(*(lines or ["no difference"])))
-    return Exit.DONE
+    return Answer(figures=found, show=lambda: say(*(lines or ["no difference"])))
 
 
 def _summary(file: Path) -> Any:
@@ -141,37 +140,14 @@ def _summary(file: Path) -> Any:
     return {name: value for name, value in values.items() if name not in long}
 
 
-def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """Where two JSON values differ, by the place; None where there is nothing."""
-    left, right = dict(_flat(one, "")), dict(_flat(other, ""))
-    return {
-        name: (left.get(name), right.get(name))
-        for name in dict.fromkeys((*left, *right))
-        if left.get(name) != right.get(name)
-    }
-
-
-def _flat(value: Any, at: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        return [pair for key in value for pair in _flat(value[key], f"{at}.{key}" if at else key)]
-    return [(at, value)]
-
-
-def _brief(value: Any) -> str:
-    return cut("nothing" if value is None else json.dumps(value), 60)
-
-
-def run_remove(arguments: argparse.Namespace) -> int:
+def run_remove(arguments: argparse.Namespace) -> Answer:
     for folder in arguments.folders:
         check_removable(folder)
-    for folder in arguments.folders:
-        if not arguments.yes and not _confirmed(folder):
-            say(f"kept {folder}")
-            continue
+    removed = [folder for folder in arguments.folders if arguments.yes or _confirmed(folder)]
+    for folder in removed:
         remove_run(folder)
-        if not arguments.quiet:
-            say(f"removed {folder}")
-    return Exit.DONE
+    lines = [f"{'removed' if f in removed else 'kept'} {f}" for f in arguments.folders]
+    return Answer(show=lambda: say(*lines))
 
 
 def check_removable(folder: Path) -> None:
@@ -219,7 +195,7 @@ def _wrote(run: Run, path: Path) -> bool:
 
 
 def remove_run(folder: Path) -> None:
-    """File by file, so that what comes in between stays."""
+    """Remove the run's files one by one: a file that appears meanwhile is not removed with them."""
     for path in files_of(folder):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()

@@ -224,6 +224,11 @@ class AuditSpec(TargetSpec):
     redact: bool = Field(False, description="blur the originals")
 
 
+def is_linear(weights: Path) -> bool:
+    """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
+    return weights.suffix.lower() in (".json", ".npz", ".skops") and not weights.is_dir()
+
+
 def read_spec(path: Path) -> AuditSpec:
     """The spec in a YAML file. Paths in it are relative to its folder."""
     return check_spec(read_fields(path), str(path))
@@ -236,12 +241,15 @@ def read_fields(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
 
+    paths = ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer")
+    named = ("data", "holdout", "public", "mean", "std", "model")  # a file, or something else
+
     def placed(key: str, value: Any) -> Any:
         if isinstance(value, list):
             return [placed(key, item) for item in value]
         if not isinstance(value, str) or not value:
             return value
-        if key in ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer"):
+        if key in paths:
             return str(path.parent / _home(value))
         if key == "model" and value.startswith("hf:"):
             return f"hf:{path.parent / _home(value[3:])}"
@@ -249,8 +257,7 @@ def read_fields(path: Path) -> dict[str, Any]:
         there = file and (key != "model" or file.endswith(".py")) and _exists(path.parent / file)
         return f"{path.parent / file}{colon}{factory}" if there else value
 
-    named = ("data", "holdout", "public", "mean", "std", "model")
-    beside = (*named, "weights", "initial", "gradient", "recipe", "data_dir", "tokenizer")
+    beside = (*paths, *named)
     return {key: placed(key, value) if key in beside else value for key, value in values.items()}
 
 

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
     VERBS,
-    Exit,
+    Answer,
     add_data_dir,
     add_place,
     add_verb,
-    bars,
     place,
-    prepare,
     print_line,
     print_place,
-    print_result,
     print_table,
     run_of,
 )
@@ -75,8 +72,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    prepare(arguments)
+def run(arguments: argparse.Namespace) -> Answer:
     from remnant.experiments.studies import STUDIES
     from remnant.experiments.study import Flags, adjusted, run_study, study_data, study_spec
     from remnant.sweep.table import read_rows
@@ -85,13 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     asked = {name: getattr(arguments, name) for name in ("quick", "data", "records", "width")}
     values = adjusted(study, Flags(**asked, seeds=arguments.seeds), arguments.seed)
     on = place(arguments) or "jobs:1"
-    with bars(arguments.quiet):
-        data, missing = study_data(values, arguments.data_dir)
-        spec = study_spec(arguments.study, values, data)
-        stored = run_of(arguments, spec, lambda run: run_study(study, values, data, run, on=on))
+    data, missing = study_data(values, arguments.data_dir)
+    spec = study_spec(arguments.study, values, data)
+    stored = run_of(arguments, spec, lambda run: run_study(study, values, data, run, on=on))
     rows = read_rows(stored)
-    print_result(arguments, rows, lambda: show_study(study, values, rows, missing, stored))
-    return Exit.DONE
+    return Answer(figures=rows, show=lambda: show_study(study, values, rows, missing, stored))
 
 
 def show_study(

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
-    Exit,
+    Answer,
     add_place,
     add_verb,
-    bars,
     place,
-    prepare,
     print_line,
     print_place,
-    print_result,
     print_table,
     run_of,
-    say,
 )
 from remnant.cli.spec import check_spec, read_fields
 from remnant.errors import InputError, brief, did_you_mean, expected
@@ -30,6 +27,9 @@ if TYPE_CHECKING:
     from remnant.store import Run
     from remnant.sweep.search import Search
     from remnant.types import Target
+
+Planned = tuple[list[dict[str, Any]], list[dict[str, Any]], Callable[["Run"], None]]
+"""What is varied in each cell, the spec of each cell's task, and what runs them all."""
 
 FILES = ("table.csv", "rows.jsonl", "figure.png", "run.json")
 COUNTS = ("complete", "failed", "pruned", "unfinished", "elsewhere")  # of a search's trials
@@ -46,56 +46,48 @@ def add(verbs: Any) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Answer:
     values = read_fields(arguments.spec)
     if arguments.seed is not None:
         values["seed"] = arguments.seed
     searched = values.pop("search", None)
-    given, arguments.seed = values.get("seed", 0), 0  # a grid's seeds may be a list
-    prepare(arguments)
     from remnant.sweep.table import read_rows
 
     on = place(arguments)
-    with bars(arguments.quiet):
-        if searched is not None:
-            return run_search(values, searched, given, on, arguments)
-        if arguments.storage is not None:
-            raise InputError(expected("--storage", "a spec with search:", "a grid"))
-        if "data" in values:
-            stored = run_audits(values, on, arguments)
-        else:
-            stored = run_attacks(values, on, arguments)
+    if searched is not None:
+        return run_search(values, searched, values.get("seed", 0), on, arguments)
+    if arguments.storage is not None:
+        raise InputError(expected("--storage", "a spec with search:", "a grid"))
+    plan = audits if "data" in values else attacks_alone
+    points, specs, work = plan(values, str(arguments.spec), on)
+    stored = run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
     rows = read_rows(stored)
-    print_result(arguments, rows, lambda: show_rows(rows, stored))
-    return Exit.DONE
+    return Answer(figures=rows, show=lambda: show_rows(rows, stored))
 
 
-def run_audits(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
+def audits(values: Mapping[str, Any], where: str, on: str | None) -> Planned:
+    """An audit of every cell; a case that several cells attack is read once."""
     from remnant.cli.cases import read_case
     from remnant.sweep.grid import case_key, expand, sweep_audits
 
     points, specs, cases, hashes = [], [], {}, {}
     for point, cell in expand(values):
-        spec = check_spec(cell, str(arguments.spec))
+        spec = check_spec(cell, where)
         written = spec.model_dump(mode="json")
         key = case_key(written)
         if key not in cases:
             cases[key], hashes[key] = read_case(spec)
         points.append(point)
         specs.append({"spec": written, "case": key, "hashes": hashes[key]})
-
-    def work(stored: Run) -> None:
-        sweep_audits(points, specs, cases, run=stored, on=on)
-
-    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
+    return points, specs, partial(sweep_audits, points, specs, cases, on=on)
 
 
-def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.Namespace) -> Run:
+def attacks_alone(values: Mapping[str, Any], where: str, on: str | None) -> Planned:
     """Without data there is no truth: what an adversary can see of each cell."""
     from remnant.sweep.grid import case_key, expand, sweep_attacks
 
     cells = expand(values)
-    checked = [without_truth(cell, str(arguments.spec)) for _, cell in cells]
+    checked = [without_truth(cell, where) for _, cell in cells]
     if len({case_key(one.model_dump(mode="json")) for one in checked}) > 1:
         do = "vary seed and settings, or give data"
         raise InputError(expected("sweep without data", "one target", "several", do))
@@ -111,11 +103,7 @@ def run_attacks(values: Mapping[str, Any], on: str | None, arguments: argparse.N
         for name, one in zip(names, checked, strict=True)
     ]
     points = [point for point, _ in cells]
-
-    def work(stored: Run) -> None:
-        sweep_attacks(points, specs, target, run=stored, on=on)
-
-    return run_of(arguments, {"verb": "sweep", "points": points, "specs": specs}, work)
+    return points, specs, partial(sweep_attacks, points, specs, target, on=on)
 
 
 def without_truth(values: Mapping[str, Any], where: str) -> AuditSpec:
@@ -142,10 +130,9 @@ def run_search(
     seed: Any,
     on: str | None,
     arguments: argparse.Namespace,
-) -> int:
+) -> Answer:
     from remnant.auditing.assess import without_truth as as_finding
-    from remnant.cli.reconstruct import write_sheet
-    from remnant.cli.show import show_finding
+    from remnant.cli.reconstruct import found_by, write_sheet
     from remnant.store import finish, read_finding, write_candidates, write_finding
     from remnant.sweep.search import search, search_spec
     from remnant.sweep.trials import storage_in
@@ -166,9 +153,7 @@ def run_search(
         finish(stored, seeds={"seed": how.seed}, hashes=hashes, timings=timings)
 
     stored = run_of(arguments, search_spec(how, hashes), work)
-    show_search(read_finding(stored).figures["search"], arguments)
-    show_finding(stored, arguments)
-    return Exit.DONE
+    return found_by(stored, before=search_words(read_finding(stored).figures["search"]))
 
 
 def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
@@ -195,18 +180,19 @@ def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
     return Search(**values, seed=seed), storage
 
 
-def show_search(disclosed: Mapping[str, Any], arguments: argparse.Namespace) -> None:
-    if arguments.json or arguments.quiet:
-        return
-    d = disclosed
+def search_words(d: Mapping[str, Any]) -> list[str]:
+    """What a search discloses of its trials, in a few lines."""
     counts = ", ".join(f"{d[name]} {name}" for name in COUNTS)
-    say(f"{d['trials']} trials by {d['objective']}: {counts}")
     own = "none" if d["own_value"] is None else f"{d['own_value']:.4g}"
     chosen = "the attack's own settings" if d["chosen"] == "own" else f"trial {d['chosen']}"
-    say(f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})")
-    say("  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()))
+    lines = [
+        f"{d['trials']} trials by {d['objective']}: {counts}",
+        f"chosen: {chosen}, {d['chosen_value']:.4g} (the attack's own settings: {own})",
+        "  " + ", ".join(f"{name} {value}" for name, value in d["settings"].items()),
+    ]
     if len(d["pooled"]) > 1:
-        say(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
+        lines.append(f"candidates: what {len(d['pooled'])} trials agree on, those of most first")
+    return lines
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], stored: Run) -> None:

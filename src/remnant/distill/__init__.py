@@ -7,11 +7,10 @@ reconstruct fewer images than there were records is to distil them.
 from remnant.distill.evaluate import Judged, infinite_accuracy, judge, linearised_accuracy
 from remnant.distill.finite import distil_network
 from remnant.distill.flow import Flowed, flow
-from remnant.distill.losses import kip, kip_slopes, reconstruction, rkip, rkip_slopes
-from remnant.distill.search import PAPER, Distillation, Distilled, Problem, distil, problem
+from remnant.distill.losses import kip, rkip
+from remnant.distill.search import Distillation, Distilled, Problem, distil, problem
 
 __all__ = [
-    "PAPER",
     "Distillation",
     "Distilled",
     "Flowed",
@@ -23,10 +22,7 @@ __all__ = [
     "infinite_accuracy",
     "judge",
     "kip",
-    "kip_slopes",
     "linearised_accuracy",
     "problem",
-    "reconstruction",
     "rkip",
-    "rkip_slopes",
 ]

@@ -20,11 +20,9 @@ from remnant.models import Linearised
 from remnant.solvers.descent.paper import Descent, descend
 from remnant.types import Target
 
-DESCENT = Descent(steps=2000, cosine=True)  # in place of the paper's 80,000 at a constant rate
-
 
 def distil_network(
-    target: Target, settings: Descent = DESCENT, *, images: int, generator: torch.Generator
+    target: Target, settings: Descent, *, images: int, generator: torch.Generator
 ) -> Distilled:
     """`images` inputs and labels from the target's weights and the initial ones it knows.
 

@@ -21,14 +21,11 @@ from remnant.errors import InputError, expected
 from remnant.gradients import gram, weighted_sum
 from remnant.progress import task
 
-FIRST = 0.1  # of the fastest mode's time
-GROW, MOST_STEPS = 2.0, 500
-
 
 class Flowed(NamedTuple):
     """A trained copy, its mean squared loss there, and how many steps were tried.
 
-    A loss above the one asked for says that MOST_STEPS were not enough.
+    A loss above the one asked for says that `most_steps` were not enough.
     """
 
     model: nn.Module
@@ -44,11 +41,14 @@ def flow(
     *,
     tolerance: float = 0.05,
     stop_loss: float = 1e-6,
+    first: float = 0.1,
+    most_steps: int = 500,
 ) -> Flowed:
     """Train a copy of `model` on inputs n x shape and targets n x c until the mean loss is there.
 
     A step stands if the network ends within `tolerance` of what its tangent says, as a share of
-    the residual.
+    the residual; then the next is twice as long, else half. first: the first step's length, in
+    times of the kernel's fastest mode.
     """
     if not 0 < tolerance < 1 or not stop_loss > 0:
         got = f"{tolerance} and {stop_loss}"
@@ -57,24 +57,24 @@ def flow(
     time, outputs = 0.0, mine(inputs)
     tangent = _tangent(mine, inputs)
     with task("gradient flow") as advance:
-        for step in range(MOST_STEPS):
+        for step in range(most_steps):
             missing = wanted - outputs
             loss = float(missing.square().sum(1).mean())
             advance(note=f"loss {loss:.2g}")
             if loss <= stop_loss:
                 return Flowed(mine, loss, step)
-            time = time or FIRST / float(tangent[0][-1])
+            time = time or first / float(tangent[0][-1])
             duals, predicted = _exponential(tangent, missing, time)
             change = weighted_sum(mine, inputs, duals.to(inputs))
             _add(mine, change, 1.0)
             ahead = mine(inputs)
             if float((ahead - outputs - predicted).norm()) > tolerance * float(missing.norm()):
                 _add(mine, change, -1.0)
-                time /= GROW
+                time /= 2
                 continue
-            outputs, time = ahead, time * GROW
+            outputs, time = ahead, 2 * time
             tangent = _tangent(mine, inputs)
-    return Flowed(mine, loss, MOST_STEPS)
+    return Flowed(mine, loss, most_steps)
 
 
 def _tangent(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -11,20 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from remnant.distill.losses import Slopes, kip_slopes, rkip_slopes
+from remnant.checkpoints import checkpoint
+from remnant.distill.losses import kip, rkip
 from remnant.errors import InputError, expected
 from remnant.kernels import Dense, kernels, kernels_of_products, regress, squares
 from remnant.progress import task
 from remnant.training import targets
-from remnant.training.steps import adam
-
-TRACE_POINTS = 200
-State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """Settings of the search. The paper's own (Appendix J.4) are `PAPER`."""
+    """Settings of the search. The paper's own (Appendix J.4): 50,000 steps at a constant 1e-3."""
 
     method: Literal["kip", "rkip"] = "rkip"
     images: int = 20
@@ -46,9 +42,6 @@ class Distillation:
         for name in ("lr", "image_std"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(expected(f"distil: {name}", "more than 0", getattr(self, name)))
-
-
-PAPER = {"steps": 50_000, "lr": 1e-3, "cosine": False}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,38 +100,41 @@ def distil(
     settings: Distillation,
     *,
     generator: torch.Generator,
-    state: State | None = None,
-    keep: Callable[[State], object] | None = None,
-    keep_every: int = 500,
+    trace_points: int = 200,
 ) -> Distilled:
-    """Search from `state`, or from a start that the generator draws; `keep` gets states to resume.
+    """Search from a start that the generator draws. trace_points: losses that are kept, at most.
 
-    A search that goes on from any of them ends at the same bytes as one that was never stopped.
+    Where states are kept (`checkpoints`), a search that was stopped goes on to the same bytes.
     """
+    kept = checkpoint("distil", about, settings, generator.get_state())
     images, wanted = begin(about, settings, generator)
-    held = dict(state) if state is not None else fresh(images)
-    every = max(1, settings.steps // TRACE_POINTS)
+    images.requires_grad_()
+    adam, first, trace = torch.optim.Adam([images], lr=settings.lr), 0, list[float]()
+    if kept.state is not None:
+        first, trace, moments, there = kept.state
+        images.data.copy_(there)
+        adam.load_state_dict(moments)
+    every = max(1, settings.steps // trace_points)
     scale = about.square if settings.method == "rkip" else float(about.targets.square().sum())
-    begun = int(held["step"])
     with task(f"distilling ({settings.method})", settings.steps) as advance:
-        advance(begun)
-        for step in range(begun, settings.steps):
-            found, slope = _checked(about, settings, held["images"], wanted)
-            share = float(found.loss) / scale
+        advance(first)
+        for step in range(first, settings.steps):
+            if kept.due():
+                kept.save([step, trace, adam.state_dict(), images])
+            loss, _ = _checked(about, settings, images, wanted)
+            share = loss.item() / scale
             if step % every == 0:
-                held["trace"] = torch.cat([held["trace"], held["trace"].new_tensor([share])])
-            move(held, slope, settings, step)
-            if keep is not None and (step + 1) % keep_every == 0:
-                keep(dict(held))
+                trace.append(share)
+            images.grad = torch.autograd.grad(loss, images)[0]
+            if settings.cosine:
+                fall = 0.5 + 0.5 * math.cos(math.pi * step / settings.steps)
+                adam.param_groups[0]["lr"] = settings.lr * fall
+            adam.step()
             advance(note=f"loss {share:.4f}")
-    found, _ = _checked(about, settings, held["images"], wanted)
-    loss = float(found.loss) / scale
-    return Distilled(
-        images=held["images"],
-        labels=found.labels,
-        loss=loss,
-        trace=[*held["trace"].tolist(), loss],
-    )
+    images = images.detach()
+    loss, labels = _checked(about, settings, images, wanted)
+    share = loss.item() / scale
+    return Distilled(images=images, labels=labels, loss=share, trace=[*trace, share])
 
 
 def begin(
@@ -166,61 +162,32 @@ def begin(
     return about.inputs[chosen].clone(), wanted
 
 
-def slopes(
+def loss_at(
     about: Problem, settings: Distillation, images: Tensor, wanted: Tensor
-) -> tuple[Slopes, Tensor]:
-    """The loss at images m x d with its slopes in the kernels, and the slope in the images.
+) -> tuple[Tensor, Tensor]:
+    """The loss at images m x d, differentiable in them, and the labels m x c that it is at.
 
-    Both kernels go through the layers as one m x (n + m) matrix, half as many small operations,
-    and autograd is asked for that part alone.
+    Both kernels go through the layers as one m x (n + m) matrix: half as many small operations.
     """
-    n, m = len(about.inputs), len(images)
-    products = torch.cat([images @ about.inputs.T, images @ images.T], dim=1).requires_grad_()
-    squared = squares(images).requires_grad_()
+    products = torch.cat([images @ about.inputs.T, images @ images.T], dim=1)
+    squared = squares(images)
     lengths = torch.cat([about.squared, squared])
     both = kernels_of_products(about.network, products, squared, lengths, images.shape[1]).ntk
-    k_rt, k_rr = both.detach().split([n, m], dim=1)
+    k_rt, k_rr = both.split([len(about.inputs), len(images)], dim=1)
     labels = None if settings.learn_labels else wanted
     if settings.method == "kip":
-        found = kip_slopes(k_rt, k_rr, about.targets, labels)
-    else:
-        found = rkip_slopes(k_rt, k_rr, about.duals, labels, about.square)
-    outside = torch.cat([found.by_rt, found.by_rr], dim=1)
-    by_products, by_squared = torch.autograd.grad(both, (products, squared), outside)
-    by_rt, by_rr = by_products.split([n, m], dim=1)
-    slope = by_rt @ about.inputs
-    slope += (by_rr + by_rr.T + 2 * by_squared.diag()) @ images
-    return found, slope
+        return kip(k_rt, k_rr, about.targets, labels)
+    return rkip(k_rt, k_rr, about.duals, labels, about.square)
 
 
 def _checked(
     about: Problem, settings: Distillation, images: Tensor, wanted: Tensor
-) -> tuple[Slopes, Tensor]:
-    """`slopes`, or an error that says what to do where the images have run away or together."""
+) -> tuple[Tensor, Tensor]:
+    """`loss_at`, or an error that says what to do where the images have run away or together."""
     if bool(images.isfinite().all()):
         with suppress(InputError):
-            found, slope = slopes(about, settings, images, wanted)
-            if math.isfinite(float(found.loss)):
-                return found, slope
+            loss, labels = loss_at(about, settings, images, wanted)
+            if math.isfinite(loss.item()):
+                return loss, labels
     do = "use a smaller --lr"
     raise InputError(expected("distil: images", "a kernel that can be inverted", "none", do))
-
-
-def fresh(images: Tensor) -> dict[str, Tensor]:
-    return {
-        "images": images,
-        "first": torch.zeros_like(images),
-        "second": torch.zeros_like(images),
-        "step": torch.tensor(0),
-        "trace": torch.zeros(0, dtype=torch.float64),
-    }
-
-
-def move(held: dict[str, Tensor], slope: Tensor, settings: Distillation, step: int) -> None:
-    """One step of Adam; the held tensors are replaced, so that a kept state stands still."""
-    direction, held["first"], held["second"] = adam(slope, held["first"], held["second"], step + 1)
-    rate = settings.lr * (
-        0.5 + 0.5 * math.cos(math.pi * step / settings.steps) if settings.cosine else 1
-    )
-    held["images"] = held["images"] - rate * direction
-    held["step"] = torch.tensor(step + 1)

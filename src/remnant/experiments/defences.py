@@ -24,7 +24,7 @@ from remnant.capturing import capture
 from remnant.experiments import private_descent as private
 from remnant.experiments.informed_targets import Factor, Released, by_replay
 from remnant.experiments.informed_targets import Sizes as InformedSizes
-from remnant.experiments.study import Figure, Rows, Study
+from remnant.experiments.study import Figure, Rows, Study, listed
 from remnant.experiments.targets import (
     Scene,
     above,
@@ -51,44 +51,32 @@ from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
 WEIGHTS = ("kkt", "ntk", "informed")
 ATTACKS = ("kkt", "ntk", "gradient", "informed")
 
-# (defence, strength); what the strength says is in MEANING.
-DEFENCES: tuple[tuple[str, float | str], ...] = (
-    ("none", ""),
-    ("noise", 0.01),
-    ("noise", 0.1),
-    ("noise", 1.0),
-    ("rounding", "float16"),
-    ("rounding", "bfloat16"),
-    ("rounding", "sign"),
-    ("pruning", 0.5),
-    ("pruning", 0.1),
-    ("early stopping", 10),
-    ("Adam", ""),
-    ("mini-batches", 5),
-    ("more records", 5),
-    ("more records", 15),
-    ("weight decay", 0.0),
-    ("weight decay", 5e-3),
-    ("clip only", 1.0),
-    ("private", 1000.0),
-    ("private", 8.0),
-)
-MEANING: Mapping[str, str] = {
-    "none": "",
-    "noise": "Gaussian, a share of each tensor's deviation: of what training changed, or of the "
-    "gradient",
-    "rounding": "the format of the numbers that are released",
-    "pruning": "the share of weights or gradient entries kept, the largest",
-    "early stopping": "a loss, or time, so many times nearer to the start",
-    "Adam": "in place of gradient descent",
-    "mini-batches": "their size in place of full batches (informed: ten times it, unknown order)",
-    "more records": "so many times; for a gradient that is a larger batch",
-    "weight decay": "in place of the base's, 5e-3 for kkt and none for the others",
-    "clip only": "largest norm of a record's gradient, no noise",
-    "private": "epsilon at delta 1e-5, clip 1: of training, or of the one gradient",
+DEFENCES: Mapping[str, tuple[float | str, ...]] = {
+    "none": ("",),
+    # Gaussian, a share of each tensor's deviation: of what training changed, or of the gradient.
+    "noise": (0.01, 0.1, 1.0),
+    # The format of the numbers that are released.
+    "rounding": ("float16", "bfloat16", "sign"),
+    # The share of weights or gradient entries kept, the largest.
+    "pruning": (0.5, 0.1),
+    # A loss, or time, so many times nearer to the start.
+    "early stopping": (10,),
+    # In place of gradient descent.
+    "Adam": ("",),
+    # Their size in place of full batches (informed: ten times it, unknown order).
+    "mini-batches": (5,),
+    # So many times; for a gradient that is a larger batch.
+    "more records": (5, 15),
+    # In place of the base's, 5e-3 for kkt and none for the others.
+    "weight decay": (0.0, 5e-3),
+    # The largest norm of a record's gradient, no noise.
+    "clip only": (1.0,),
+    # Epsilon at delta 1e-5, clip 1: of training, or of the one gradient.
+    "private": (1000.0, 8.0),
 }
+"""Each defence and its strengths."""
 
-# Why a defence has no say over an attack's release. None as strength: all of them.
+# Why a defence cannot change what an attack sees. None stands for every strength.
 NOT_FOR: Mapping[tuple[str, float | str | None, str], str] = {
     **{("rounding", "sign", name): "a model of signs is no model" for name in WEIGHTS},
     **{
@@ -359,7 +347,7 @@ STUDY = Study(
     title="Defences against every attack: records back, beside the accuracy",
     measure=measure_defence,
     settings={
-        "defence strength": list(DEFENCES), "attacks": ATTACKS, "records": 20, "width": None,
+        "defence strength": listed(DEFENCES), "attacks": ATTACKS, "records": 20, "width": None,
         "data": "mnist",
     },
     quick={

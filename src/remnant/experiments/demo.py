@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import remnant.store as store
 from remnant.attacks import NTK
 from remnant.attacks.about import setting
 from remnant.auditing import assess
@@ -26,30 +27,11 @@ from remnant.experiments.demo_page import write_demo_page
 from remnant.experiments.targets import dense
 from remnant.models import build, load_weights, save_weights
 from remnant.progress import task
-from remnant.report import (
-    curve_chart,
-    curve_data,
-    draw_sheet,
-    drawable,
-    finding_sheet,
-    spectrum_chart,
-    spectrum_data,
-    svg_file,
-)
+from remnant.report.charts import curve_chart, spectrum_chart, svg_file
+from remnant.report.figures import curve_data, spectrum_data
+from remnant.report.sheet import draw_sheet, drawable, finding_sheet
 from remnant.seeds import generator_for
-from remnant.store import (
-    CANDIDATES_FILE,
-    Run,
-    finish,
-    hash_tensors,
-    load_state,
-    read_candidates,
-    save_state,
-    write_bytes,
-    write_candidates,
-    write_finding,
-    write_json,
-)
+from remnant.store import Run
 from remnant.training import SGD, GradientDescent, train
 from remnant.types import Candidates, Examples, Finding, Knowledge, Scaling, Target
 
@@ -108,18 +90,18 @@ def run_demo(demo: Demo, sides: Split, run: Run, *, device: str = "cpu") -> Find
     if demo.page:
         with timed(timings, "page"):
             write_demo_page(sides, scaling, demo.loss, demo.seed, run)
-    write_finding(run, finding)
+    store.write_finding(run, finding)
     hashes = {
-        "weights": hash_tensors(target.weights),
-        "initial": hash_tensors(target.knowledge.initial or {}),
+        "weights": store.hash_tensors(target.weights),
+        "initial": store.hash_tensors(target.knowledge.initial or {}),
         "data": data_hash(sides),
     }
-    finish(run, seeds={"seed": demo.seed}, hashes=hashes, timings=timings)
+    store.finish(run, seeds={"seed": demo.seed}, hashes=hashes, timings=timings)
     return finding
 
 
 def data_hash(sides: Split) -> str:
-    return hash_tensors({"inputs": sides.train.inputs, "labels": sides.train.labels})
+    return store.hash_tensors({"inputs": sides.train.inputs, "labels": sides.train.labels})
 
 
 @contextmanager
@@ -173,7 +155,7 @@ def trained_target(
     text = model_string(demo, examples, examples.classes)
     model = build(text, generator=generator_for(demo.seed, "weights"))
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    final = load_state(run, "trained")
+    final = store.load_state(run, "trained")
     if final is None:
         result = train(
             model.to(device),
@@ -191,8 +173,8 @@ def trained_target(
         save_weights(run.path / "mean.safetensors", {"mean": scaling.mean})
         if scaling.std.numel() > 1:
             save_weights(run.path / "std.safetensors", {"std": scaling.std})
-        write_json(run, "training.json", {"model": text, **result.ledger})
-        save_state(run, "trained", final)  # last: from here on an interrupted demo goes on
+        store.write_json(run, "training.json", {"model": text, **result.ledger})
+        store.save_state(run, "trained", final)  # last: from here on an interrupted demo goes on
     load_weights(model.cpu(), final)
     return Target(
         model=model,
@@ -218,11 +200,11 @@ def recipe(demo: Demo) -> SGD | GradientDescent:
 
 def attacked(demo: Demo, run: Run, target: Target) -> Candidates:
     """Run the attack, or take its candidates from an interrupted run."""
-    if (run.path / CANDIDATES_FILE).exists():
-        return read_candidates(run)
+    if (run.path / store.CANDIDATES_FILE).exists():
+        return store.read_candidates(run)
     candidates = NTK(**demo.attack)(target, generator=generator_for(demo.seed, "attack"))
-    write_candidates(run, candidates)
-    return read_candidates(run)  # as a resumed demo has them, to the order of figures
+    store.write_candidates(run, candidates)
+    return store.read_candidates(run)  # as a resumed demo has them, to the order of figures
 
 
 def write_pictures(run: Run, finding: Finding, truth: Examples, inputs: Tensor) -> None:
@@ -230,8 +212,8 @@ def write_pictures(run: Run, finding: Finding, truth: Examples, inputs: Tensor) 
     with task("drawing"):
         if drawable(truth.shape):
             sheet = draw_sheet(**finding_sheet(finding, truth, inputs))
-            write_bytes(run, "sheet.png", sheet)
-        write_bytes(run, "curve.svg", svg_file(curve_chart(curve_data(finding))))
+            store.write_bytes(run, "sheet.png", sheet)
+        store.write_bytes(run, "curve.svg", svg_file(curve_chart(curve_data(finding))))
         spectrum = spectrum_data(finding)
         if spectrum is not None:
-            write_bytes(run, "spectrum.svg", svg_file(spectrum_chart(spectrum)))
+            store.write_bytes(run, "spectrum.svg", svg_file(spectrum_chart(spectrum)))

@@ -17,11 +17,10 @@ from remnant.errors import InputError, expected
 from remnant.experiments.targets import dense
 from remnant.models import build
 from remnant.progress import task
-from remnant.report.page import read_bundle
+from remnant.report.page.files import read_bundle
 from remnant.seeds import generator_for
 from remnant.store import Run, open_run
 from remnant.training import GradientDescent, train
-from remnant.training.run import Trained
 from remnant.types import Examples, Knowledge, Scaling, Target
 
 FOLDER = "audit"
@@ -67,38 +66,30 @@ def write_demo_page(
 
 
 def small_target(
-    records: Examples, scaling: Scaling, loss: str, seed: int, width: int = 200
-) -> Target:
-    """Trained on the records, with everything that the four adversaries may hold."""
+    records: Examples, scaling: Scaling, loss: str, seed: int, width: int = 200,
+    rates: tuple[float, ...] = (0.1, 0.03, 0.01),
+) -> Target:  # fmt: skip
+    """Trained on the records by the first of the rates at which training does not diverge, with
+    everything that the four adversaries may hold."""
     classes = records.classes
     outputs = 1 if loss in ("bce", "mse") and classes <= 2 else max(1, classes)
     text = dense(records, width, width, outputs=outputs)
-    trained, recipe = _trained(text, records, scaling, loss, seed)
-    inputs = scaling.to_model(records.inputs)
+    for lr in rates:
+        recipe = GradientDescent(lr=lr, momentum=0.9, weight_decay=0.06, steps=20, loss=loss)
+        model = build(text, generator=generator_for(seed, "small weights"))
+        order = generator_for(seed, "small batches")
+        trained = train(model, records, recipe, scaling=scaling, generator=order)
+        if trained.ledger["outcome"] != "diverged":
+            break
+    else:
+        raise InputError(expected("training of a small model", "a falling loss", "divergence"))
+    batch = (scaling.to_model(records.inputs), records.labels)
     return Target(
         model=trained.model,
         input_shape=records.shape,
         bounds=records.bounds,
         scaling=scaling,
         knowledge=Knowledge(
-            initial=trained.initial,
-            gradient=capture(trained.model, loss, (inputs, records.labels)),
-            recipe=recipe,
+            initial=trained.initial, gradient=capture(trained.model, loss, batch), recipe=recipe
         ),
     )
-
-
-def _trained(
-    text: str, records: Examples, scaling: Scaling, loss: str, seed: int,
-    rates: tuple[float, ...] = (0.1, 0.03, 0.01),
-) -> tuple[Trained, GradientDescent]:  # fmt: skip
-    """By the first of the rates at which training does not diverge."""
-    for lr in rates:
-        recipe = GradientDescent(lr=lr, momentum=0.9, weight_decay=0.06, steps=20, loss=loss)
-        model = build(text, generator=generator_for(seed, "small weights"))
-        trained = train(
-            model, records, recipe, scaling=scaling, generator=generator_for(seed, "small batches")
-        )
-        if trained.ledger["outcome"] != "diverged":
-            return trained, recipe
-    raise InputError(expected("training of a small model", "a falling loss", "divergence"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import remnant.store as store
 from remnant.attacks.about import setting
 from remnant.data import binary_task, draw, load, mean_image, split
 from remnant.distill import (
@@ -37,21 +38,12 @@ from remnant.experiments.targets import dense
 from remnant.kernels import Dense
 from remnant.models import build, linearise
 from remnant.progress import task
-from remnant.report import draw_sheet, drawable
 from remnant.report.lines import draw_lines
+from remnant.report.sheet import draw_sheet, drawable
 from remnant.scoring import THRESHOLD, blends, centred_correlation
 from remnant.seeds import generator_for
 from remnant.solvers.descent.paper import Descent
-from remnant.store import (
-    Run,
-    finish,
-    hash_tensors,
-    load_state,
-    save_state,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from remnant.store import Run
 from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
 from remnant.training import solve_linearised
 from remnant.types import Examples, Knowledge, Scaling, Target
@@ -63,7 +55,7 @@ ACCURACIES = Figure(
     x="method", lines={name: name for name in NETWORKS}, across="trained on", up="%",
     panel="Test accuracy", log_x=False, log_y=False,
 )  # fmt: skip
-RESULT_FILE, IMAGES_FILE, SHEET_FILE, STATE = "result.json", "distilled.npz", "sheet.png", "search"
+RESULT_FILE, IMAGES_FILE, SHEET_FILE = "result.json", "distilled.npz", "sheet.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +91,6 @@ class Scene:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        chosen = {"method": METHODS, "trained": NETWORKS[:2], "kernel": ("ntk", "matched")}
-        for name, known in chosen.items():
-            if getattr(self, name) not in known:
-                got = repr(getattr(self, name))
-                raise InputError(expected(f"--{name}", " or ".join(known), got))
         for name in ("records", "images", "test", "width", "depth"):
             if getattr(self, name) < 1:
                 raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))
@@ -166,7 +153,7 @@ def read(scene: Scene, data_dir: Path | None) -> Examples:
 
 def scene_spec(scene: Scene, examples: Examples) -> Row:
     """All that decides a run's result."""
-    content = hash_tensors({"x": examples.inputs, "y": examples.labels})
+    content = store.hash_tensors({"x": examples.inputs, "y": examples.labels})
     return {"verb": f"distill-{scene.method}", **asdict(scene), "data_hash": content}
 
 
@@ -189,8 +176,7 @@ def posed(scene: Scene, material: Material) -> Problem:
     return kernel_problem(kernel_of(scene), material.seen(material.train), material.train.labels)
 
 
-def distilled(scene: Scene, material: Material, run: Run | None = None) -> Distilled:
-    """The distilled set; a run keeps the states of the search, to go on from."""
+def distilled(scene: Scene, material: Material) -> Distilled:
     generator = generator_for(scene.seed, scene.method)
     if scene.method == "rkip-finite":
         return _from_network(scene, material, generator)
@@ -205,11 +191,7 @@ def distilled(scene: Scene, material: Material, run: Run | None = None) -> Disti
         return Distilled(images=images, labels=labels, loss=math.nan, trace=[])
     settings = settings_of(scene)
     assert isinstance(settings, Distillation)
-    keep: Callable[[Mapping[str, Tensor]], object] | None = None
-    if run is not None:
-        keep = lambda state: save_state(run, STATE, state)  # noqa: E731
-    state = None if run is None else load_state(run, STATE)
-    return distil(about, settings, generator=generator, state=state, keep=keep)
+    return distil(about, settings, generator=generator)
 
 
 def _from_network(scene: Scene, material: Material, generator: torch.Generator) -> Distilled:
@@ -282,7 +264,8 @@ def nearness(scene: Scene, material: Material, images: Tensor) -> Row:
 def run_scene(scene: Scene, material: Material, run: Run) -> Row:
     """Distil, measure beside all records and random ones; writes images, sheet and result."""
     begun = time.process_time()
-    found = distilled(scene, material, run)
+    with store.keeping_states(run):
+        found = distilled(scene, material)
     timings = {"distilling": round(time.process_time() - begun, 3)}
     rows = {scene.method: measure(scene, material, found)}
     for other in ("full", "random"):
@@ -291,10 +274,10 @@ def run_scene(scene: Scene, material: Material, run: Run) -> Row:
     result = {"rows": rows, "trace": found.trace}
     write_images(run, material, found)
     if drawable(material.train.shape):
-        write_bytes(run, SHEET_FILE, sheet(scene, material, found, rows[scene.method]))
-    write_json(run, RESULT_FILE, result)
+        store.write_bytes(run, SHEET_FILE, sheet(scene, material, found, rows[scene.method]))
+    store.write_json(run, RESULT_FILE, result)
     timings["all"] = round(time.process_time() - begun, 3)
-    finish(run, seeds={"seed": scene.seed}, timings=timings)
+    store.finish(run, seeds={"seed": scene.seed}, timings=timings)
     return result
 
 
@@ -308,7 +291,7 @@ def write_images(run: Run, material: Material, found: Distilled) -> None:
     labels = found.labels[:, 0] if found.labels.shape[1] == 1 else found.labels
     stream = io.BytesIO()
     np.savez(stream, x=in_data_scale(material, found.images).numpy(), y=labels.numpy())
-    write_bytes(run, IMAGES_FILE, stream.getvalue())
+    store.write_bytes(run, IMAGES_FILE, stream.getvalue())
 
 
 def sheet(scene: Scene, material: Material, found: Distilled, row: Row) -> bytes:
@@ -376,10 +359,12 @@ def run_table(scene: Scene, examples: Examples, run: Run, *, seeds: int) -> list
                 write_rows(run, rows)
             step(note=f"{cell.method}, seed {cell.seed}")
     lines = summary(rows)
-    write_text(run, TABLE_FILE, as_csv(lines))
+    store.write_text(run, TABLE_FILE, as_csv(lines))
     percent = [row | {name: 100 * row[name] for name in NETWORKS} for row in rows]
     title = f"{scene.data}: {scene.records} records in {scene.images} images, width {scene.width}"
-    write_bytes(run, FIGURE_FILE, draw_lines(ACCURACIES.panels(percent), title=title))
-    write_json(run, RESULT_FILE, {"table": lines})
-    finish(run, seeds={"seed": scene.seed}, timings={"all": sum(r["cpu_seconds"] for r in rows)})
+    store.write_bytes(run, FIGURE_FILE, draw_lines(ACCURACIES.panels(percent), title=title))
+    store.write_json(run, RESULT_FILE, {"table": lines})
+    store.finish(
+        run, seeds={"seed": scene.seed}, timings={"all": sum(r["cpu_seconds"] for r in rows)}
+    )
     return lines

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remnant.attacks import Gradient
 from remnant.capturing import capture
 from remnant.data import draw
-from remnant.experiments.study import Figure, Rows, Study
+from remnant.experiments.study import Figure, Rows, Study, listed
 from remnant.experiments.targets import (
     CRITERIA,
     Scene,
@@ -256,10 +256,6 @@ AXES = {
     "batch": "records in the batch",
     "clients": "clients whose gradients are only seen summed",
 }
-
-
-def listed(strengths: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any]]:
-    return [(kind, strength) for kind, some in strengths.items() for strength in some]
 
 
 SCORES = (

@@ -13,19 +13,12 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+import remnant.store as store
 from remnant.data import BUNDLED, load
 from remnant.errors import DataError, InputError, expected
 from remnant.progress import task
-from remnant.report.lines import Panel, draw_lines, line_panels
-from remnant.store import (
-    Run,
-    finish,
-    forget_states,
-    hash_tensors,
-    keeping_states,
-    write_bytes,
-    write_text,
-)
+from remnant.report.lines import Panel, Point, draw_lines, line_panels
+from remnant.store import Run
 from remnant.sweep.executors import run_tasks
 from remnant.sweep.grid import expand
 from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
@@ -58,8 +51,7 @@ class Figure:
         wanted = (self.only or {}).items()
         mine = [row for row in rows if all(row.get(k) == v for k, v in wanted)]
         points = [
-            {"panel": self.panel.format(**row), "line": name.format(**row)}
-            | {"x": row[self.x], "y": row[column]}
+            Point(self.panel.format(**row), name.format(**row), row[self.x], row[column])
             for column, name in self.lines.items()
             for row in mine
             if column in row and self.x in row
@@ -68,17 +60,8 @@ class Figure:
         for column in self.lines if self.rank else ():
             told = rank_correlation(mine, self.rank, column)
             across = f"{across}\nrank correlation with {column.replace('_', ' ')} {told}"
-        return line_panels(
-            points,
-            panel="panel",
-            line="line",
-            x="x",
-            y="y",
-            across=across if isinstance(across, str) else across.__getitem__,
-            up=self.up,
-            log_x=self.log_x,
-            log_y=self.log_y,
-        )
+        axes = {"log_x": self.log_x, "log_y": self.log_y}
+        return line_panels(points, across=across, up=self.up, **axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +70,10 @@ class Study:
 
     settings: arguments of `measure` by name. A list is varied; a name of several words holds
     tuples, a value for each word, that are varied together. `data` names datasets; the seed is
-    varied last, over `seeds` seeds. quick: what is unlike that in a grid of about a minute, of one
-    seed. measure: called with the records (where there is `data`) and the settings of one cell;
-    returns rows, to which the engine adds those settings. columns: those of a row that are
-    printed. condense: rows as they are drawn, where that is not as they were measured.
+    varied last, over `seeds` seeds. quick: settings that replace these in a grid of one seed that
+    takes about a minute. measure: called with the records (where there is `data`) and the settings
+    of one cell; returns rows, to which the engine adds those settings. columns: those of a row that
+    are printed. condense: turns the rows that were measured into those that are drawn.
     """
 
     title: str
@@ -105,7 +88,7 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What a user asks to be unlike a study's declaration. None: as declared."""
+    """What the user's flags change in a study's declaration. None: as declared."""
 
     quick: bool = False
     data: tuple[str, ...] | None = None
@@ -142,8 +125,13 @@ def _replaced(old: Any, words: list[str], name: str, asked: Sequence[Any]) -> An
     return list(dict.fromkeys((*one[:at], new, *one[at + 1 :]) for new in asked for one in old))
 
 
+def listed(strengths: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any]]:
+    """Pairs of a name and each of its values, to be varied together."""
+    return [(name, value) for name, some in strengths.items() for value in some]
+
+
 def cells(values: Mapping[str, Any]) -> list[tuple[Row, Row]]:
-    """For every cell of the grid what is varied, and all arguments of its measure."""
+    """For every cell of the grid: the varied settings, and all arguments for `measure`."""
     found = []
     for point, whole in expand(values):
         varied: Row = {}
@@ -172,8 +160,8 @@ def study_data(
 
 
 def study_spec(name: str, values: Mapping[str, Any], data: Mapping[str, Examples]) -> Row:
-    """All that decides the rows. A dataset that is not there is no part of it."""
-    hashes = {key: hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
+    """All that decides the rows. A dataset that was not found is left out of it."""
+    hashes = {key: store.hash_tensors({"x": e.inputs, "y": e.labels}) for key, e in data.items()}
     return {"verb": f"study-{name}", "settings": dict(values), "data_hashes": hashes}
 
 
@@ -194,21 +182,21 @@ def run_study(
     held = read_rows(run)
     todo = [(varied, asked) for varied, asked in grid if not _of(varied, held)]
     shared, specs = (study.measure, data), [asked for _, asked in todo]
-    with task("cells", len(grid)) as step, keeping_states(run):
+    with task("cells", len(grid)) as step, store.keeping_states(run):
         step(len(grid) - len(todo))
         for at, mine in run_tasks(_measure, specs, on=on, shared=shared):
             held += mine
             write_rows(run, held)
-            forget_states(run)
+            store.forget_states(run)
             step(note=" ".join(map(str, todo[at][0].values())))
     rows = [row for varied, _ in grid for row in _of(varied, held)]
     write_rows(run, rows)
-    write_text(run, TABLE_FILE, as_csv(rows))
+    store.write_text(run, TABLE_FILE, as_csv(rows))
     drawn = study.condense(rows)
     panels = [panel for figure in study.figures for panel in figure.panels(drawn)]
-    write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
+    store.write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
     total = sum(row["cpu_seconds"] for row in rows)
-    finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
+    store.finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
     return rows
 
 

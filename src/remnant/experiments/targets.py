@@ -108,7 +108,7 @@ def place(
     training: Mapping[str, Any] | None = None,
     **known: Any,
 ) -> Scene:
-    """A model in its scene. known: fields of `Knowledge`."""
+    """A model and its records as a scene. known: what the adversary knows (`Knowledge`)."""
     target = Target(
         model=model,
         input_shape=sides.train.shape,
@@ -133,10 +133,10 @@ def train_scene(
     release: Callable[[Weights, Weights], Weights] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Scene:
-    """Train on the first side and let the model out.
+    """Train a model on the training records and put it, as it is released, into its scene.
 
-    tell: of what the adversary knows, any of initial, records, loss. release(final, initial): what
-    is let out of the final weights, where not they themselves. dtype: of the training alone.
+    tell: what the adversary is told, any of initial, records, loss. release(final, initial): the
+    weights that are released, where a defence changes them. dtype: of the training alone.
     """
     generator, own = generator_for(seed, "training"), next(model.parameters()).dtype
     if isinstance(recipe, PrivateDescent):

@@ -20,12 +20,18 @@ from remnant.types import Weights
 
 # Without parameters, and each input of a batch on its own. A module of another room joins them by
 # saying `elementwise = True` in its class.
-_PLAIN = {
+_ELEMENTWISE = {
     *(nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU),
     *(nn.Mish, nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink),
     *(nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, SmoothReLU),
-    *(nn.AvgPool2d, nn.AdaptiveAvgPool2d),
 }
+_POOLING = {nn.AvgPool2d, nn.AdaptiveAvgPool2d}
+
+
+def elementwise(module: nn.Module) -> bool:
+    """Whether the module is an activation, each number of its input on its own."""
+    kind = type(module)
+    return kind in _ELEMENTWISE or getattr(kind, "elementwise", False) is True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +92,7 @@ def _known(module: nn.Module) -> bool:
         return kind is nn.Flatten and module.start_dim >= 1
     if isinstance(module, nn.Dropout | nn.Dropout2d):
         return kind in {nn.Dropout, nn.Dropout2d} and not module.training
-    return kind is nn.Linear or kind in _PLAIN or getattr(kind, "elementwise", False) is True
+    return kind is nn.Linear or kind in _POOLING or elementwise(module)
 
 
 def forward(model: nn.Module, inputs: Tensor, weights: Weights | None) -> Pass:

@@ -27,7 +27,6 @@ READ = (
     "LinearRegression, Ridge, LogisticRegression, PoissonRegressor, a Pipeline of StandardScaler "
     "and one of them, or results of statsmodels' OLS, WLS, GLM, Logit, Poisson or MNLogit"
 )
-NEVER = 1e-300  # a tolerance that no solver meets, so that it does the iterations it is told
 
 
 def from_estimator(estimator: Any, *, scaler: Any = None, **changes: Any) -> LinearModel:
@@ -224,7 +223,8 @@ def recipe(model: LinearModel) -> Recipe:
     parameters = dict(said.get("parameters", {}))
     iterations = int(said.get("iterations", 0))
     if iterations and parameters.get("solver") in BY_GRADIENT:
-        parameters |= {"max_iter": iterations, "tol": NEVER}
+        # A tolerance that no solver meets, so that it does the iterations it is told.
+        parameters |= {"max_iter": iterations, "tol": 1e-300}
     try:
         estimator = getattr(linear_model, kind)(**parameters)
     except TypeError as error:

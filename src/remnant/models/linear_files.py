@@ -34,7 +34,6 @@ FAMILIES = ("linear", "logistic", "poisson", "multinomial")
 FORMAT = "remnant.linear/1"
 LIMIT = 1024**3  # bytes that a file may take in memory
 ROOM = 64  # bytes for each number besides its own: a Python object of it in a list, and a tensor
-ITERATIONS = 10**7  # of a solver; no fit of a linear model takes more
 KEYS = {
     "format", "family", "coef", "intercept", "penalty", "penalty_per", "penalise_intercept",
     "tolerance", "classes", "class_weight", "features", "scaling", "solver",
@@ -255,8 +254,11 @@ def _switch(what: str, value: object) -> bool:
     return value
 
 
-def _settings(value: object) -> Mapping[str, Any] | None:
-    """How the model was fitted: plain values, as they are given to an estimator again."""
+def _settings(value: object, *, most: int = 10**7) -> Mapping[str, Any] | None:
+    """How the model was fitted: plain values, as they are given to an estimator again.
+
+    most: iterations of a solver; no fit of a linear model takes more.
+    """
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -268,8 +270,8 @@ def _settings(value: object) -> Mapping[str, Any] | None:
     ):
         raise InputError(expected("solver: parameters", "plain values", shown(parameters)))
     iterations = value.get("iterations", 0)
-    if type(iterations) is not int or not 0 <= iterations < ITERATIONS:
-        wanted = f"0 to {ITERATIONS}"
+    if type(iterations) is not int or not 0 <= iterations < most:
+        wanted = f"0 to {most}"
         raise InputError(expected("solver: iterations", wanted, shown(iterations)))
     return value
 

@@ -21,7 +21,6 @@ from remnant.untrusted import Budget, archive_of, member_bytes, read_array, show
 from remnant.untrusted.files import JSON_LIMIT
 
 KINDS = ("LinearRegression", "Ridge", "LogisticRegression", "PoissonRegressor")
-NODES = 100_000  # of a schema; a pipeline of two has about a hundred
 
 
 def read_skops(path: str | os.PathLike[str]) -> LinearModel:
@@ -41,17 +40,23 @@ def read_skops(path: str | os.PathLike[str]) -> LinearModel:
 
 
 class _Nodes:
-    """The nodes of a schema; a member named by several of them is read once."""
+    """The nodes of a schema; a member named by several of them is read once.
 
-    def __init__(self, source: Path, archive: zipfile.ZipFile, budget: Budget) -> None:
-        self.source, self.archive, self.budget, self.left = source, archive, budget, NODES
+    most: nodes of a schema; a pipeline of two estimators has about a hundred.
+    """
+
+    def __init__(
+        self, source: Path, archive: zipfile.ZipFile, budget: Budget, *, most: int = 100_000
+    ) -> None:
+        self.source, self.archive, self.budget = source, archive, budget
+        self.most = self.left = most
         self.arrays: dict[str, Any] = {}
 
     def value(self, node: Any) -> Any:
         """What a node stands for; None for what a linear model has no need of."""
         self.left -= 1
         if self.left < 0:
-            raise InputError(expected("schema.json", f"at most {NODES} nodes", "more"))
+            raise InputError(expected("schema.json", f"at most {self.most} nodes", "more"))
         kind = node["__loader__"]
         if kind == "JsonNode":
             return json.loads(node["content"])

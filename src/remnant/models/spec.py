@@ -19,7 +19,6 @@ from remnant.errors import InputError, expected
 from remnant.models.activations import activation as named_activation
 
 MAX_PARAMETERS = 10**9  # a typing error should be refused before it asks for the memory
-MAX_LENGTH = 4096  # characters of a model string
 EXAMPLES = "mlp:784-300-10, cnn:3x32x32-c32k3-1000-1, hf:DIR or net.py:factory"
 
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
@@ -150,11 +149,11 @@ def _parameters(layer: Layer, before: tuple[int, ...]) -> int:
             return 0
 
 
-def parse_model(text: str) -> ModelSpec:
-    """The model that `text` describes, or an InputError that says what is wrong with it."""
+def parse_model(text: str, *, longest: int = 4096) -> ModelSpec:
+    """The model that `text`, of at most `longest` characters, describes; or an InputError."""
     text = text.strip()
-    if len(text) > MAX_LENGTH or not text.isprintable():
-        got = f"{len(text)} characters" if len(text) > MAX_LENGTH else ascii(text[:60])
+    if len(text) > longest or not text.isprintable():
+        got = f"{len(text)} characters" if len(text) > longest else ascii(text[:60])
         raise InputError(expected("model", EXAMPLES, got))
     kind, colon, rest = text.partition(":")
     if kind in ("mlp", "cnn") and colon:

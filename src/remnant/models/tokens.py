@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from remnant.models.stack import first_with_weights
+
 
 def logits_of(outputs: object) -> object:
     """What a forward returned, or its `logits`, where it is a table or a ModelOutput with them."""
@@ -47,8 +49,7 @@ def takes_tokens(model: nn.Module) -> bool:
     named = getattr(model, "main_input_name", None)
     if isinstance(named, str):
         return named == "input_ids"
-    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
-    return isinstance(first, nn.Embedding)
+    return isinstance(first_with_weights(model), nn.Embedding)
 
 
 def vocabulary_of(model: nn.Module) -> int:

@@ -33,7 +33,6 @@ BYTES = {
     "HalfStorage": 2, "BFloat16Storage": 2, "IntStorage": 4, "FloatStorage": 4,
     "ComplexFloatStorage": 8, "LongStorage": 8, "DoubleStorage": 8, "ComplexDoubleStorage": 16,
 }  # fmt: skip
-PICKLES = 5  # of the format before PyTorch 1.6: magic, version, system, weights, keys
 
 
 def check_saved(source: Path, data: bytes) -> None:
@@ -42,7 +41,7 @@ def check_saved(source: Path, data: bytes) -> None:
         return _check_archive(source, data)
     stream = io.BytesIO(data)
     budget = Budget(len(data), WeightsError, len(data))
-    for _ in range(PICKLES):
+    for _ in ("magic", "version", "system", "weights", "keys"):  # the format before PyTorch 1.6
         budget.take(f"{source}: storages", sum(_storages(stream, len(data)).values()))
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from remnant.models.stack import first_with_weights
+
 FUNCTIONS: dict[Any, type[nn.Module]] = {
     torch.relu: nn.ReLU,
     F.relu: nn.ReLU,
@@ -35,7 +37,6 @@ FUNCTIONS: dict[Any, type[nn.Module]] = {
     "view": nn.Flatten,
     "reshape": nn.Flatten,
 }
-SIDES = (8, 28, 32, 16, 64, 224)  # of images to try a model on that begins with convolutions
 
 
 class _Children(fx.Tracer):
@@ -114,11 +115,13 @@ def _alike(model: nn.Module, chain: nn.Module) -> bool:
     return False
 
 
-def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of one input that the first layer with weights may take."""
-    first = next(m for m in model.modules() if list(m.parameters(recurse=False)))
+def _shapes(
+    model: nn.Module, *, sides: tuple[int, ...] = (8, 28, 32, 16, 64, 224)
+) -> list[tuple[int, ...]]:
+    """Shapes of one input that the first layer with weights may take; images of these sides."""
+    first = first_with_weights(model)
     if isinstance(first, nn.Linear):
         return [(first.in_features,)]
-    return (
-        [(first.in_channels, side, side) for side in SIDES] if isinstance(first, nn.Conv2d) else []
-    )
+    if isinstance(first, nn.Conv2d):
+        return [(first.in_channels, side, side) for side in sides]
+    return []

@@ -1,18 +1,20 @@
-"""Pictures of a finding. Each figure's data is computed by one function and drawn by another."""
+"""Pictures of a finding. Each figure's data is computed by one function and drawn by another.
 
-from remnant.report import backend as _backend  # noqa: F401  before matplotlib
-from remnant.report.charts import curve_chart, spectrum_chart, svg_file
-from remnant.report.figures import curve_data, spectrum_data
-from remnant.report.sheet import candidates_sheet, draw_sheet, drawable, finding_sheet
+Here matplotlib is imported, whatever MPLBACKEND asks for: its import fails where that names a
+backend that does not exist. Our figures are drawn by Agg and go into files.
+"""
 
-__all__ = [
-    "candidates_sheet",
-    "curve_chart",
-    "curve_data",
-    "draw_sheet",
-    "drawable",
-    "finding_sheet",
-    "spectrum_chart",
-    "spectrum_data",
-    "svg_file",
-]
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+if "matplotlib" not in sys.modules:
+    asked = os.environ.pop("MPLBACKEND", None)
+    import matplotlib
+
+    if asked is not None:  # a notebook's own figures go where it wants them
+        os.environ["MPLBACKEND"] = asked
+        with suppress(ValueError):
+            matplotlib.rcParams["backend"] = asked

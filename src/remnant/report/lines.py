@@ -1,7 +1,7 @@
 """Small multiples of lines: what a study measured, against what it varied.
 
-`line_panels` sorts rows into panels and lines by fields that are named, `multiples` by those that a
-grid varied; `draw_lines` draws what it is given.
+`line_panels` sorts points into panels and lines, `multiples` makes points of a grid's rows, and
+`draw_lines` draws what it is given.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import math
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,6 +34,15 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 MEASURED = {"share": "share of records recovered", "consensus": "agreement without truth"}
 Row = Mapping[str, Any]
 Place = float | str  # a number, or the name of a step that has no size
+
+
+class Point(NamedTuple):
+    """One measurement: in which panel and line it is drawn, where along, and how high."""
+
+    panel: str
+    line: str
+    x: Place
+    y: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,43 +70,38 @@ class Panel:
 
 
 def line_panels(
-    rows: Sequence[Row],
+    points: Sequence[Point],
     *,
-    panel: str | Callable[[Row], str],
-    line: str | Callable[[Row], str],
-    x: str,
-    y: str,
-    across: str | Callable[[str], str],
+    across: str | Mapping[str, str],
     up: str,
     log_x: bool = True,
     log_y: bool = True,
 ) -> tuple[Panel, ...]:
-    """One panel per `panel`, one line per `line`, fields or functions of a row; medians over rows
-    of equal `x`.
+    """The points sorted into panels and lines; medians of those at one place.
 
-    Panels and lines come in the order of the rows, and so do places that are words; numbers are
-    sorted. A log axis has no zero: a panel that needs one has its numbers as words.
+    Panels and lines come in the order of the points, and so do places that are words; numbers are
+    sorted. A log axis has no zero: a panel that needs one has its numbers as words. across: the
+    label below, by the panel's title where it is a mapping.
     """
-    title_of, name_of = (itemgetter(by) if isinstance(by, str) else by for by in (panel, line))
     panels = []
-    for title in dict.fromkeys(title_of(row) for row in rows):
-        mine = [row for row in rows if title_of(row) == title]
-        places = list(dict.fromkeys(row[x] for row in mine))
+    for title in dict.fromkeys(point.panel for point in points):
+        mine = [point for point in points if point.panel == title]
+        places: list[Any] = list(dict.fromkeys(point.x for point in mine))
         words = any(isinstance(place, str) for place in places)
         if not words:
             places.sort()
         words = words or (log_x and places[0] <= 0)
-        names = dict.fromkeys(name_of(row) for row in mine)
-        lines = [_line(n, [row for row in mine if name_of(row) == n], places, x, y) for n in names]
-        if words:
-            lines = [replace(one, x=tuple(map(_word, one.x))) for one in lines]
+        spell = _word if words else float
         panels.append(
             Panel(
                 title=title,
-                across=across if isinstance(across, str) else across(title),
+                across=across if isinstance(across, str) else across[title],
                 up=up,
-                places=tuple(_word(p) if words else float(p) for p in places),
-                lines=tuple(lines),
+                places=tuple(map(spell, places)),
+                lines=tuple(
+                    _line(name, [point for point in mine if point.line == name], places, spell)
+                    for name in dict.fromkeys(point.line for point in mine)
+                ),
                 log_x=log_x and not words,
                 log_y=log_y,
             )
@@ -106,13 +109,13 @@ def line_panels(
     return tuple(panels)
 
 
-def _line(name: str, rows: Sequence[Row], places: Sequence[Place], x: str, y: str) -> Line:
-    mine = [place for place in places if any(row[x] == place for row in rows)]
-    heights = []
-    for place in mine:
-        found = [row[y] for row in rows if row[x] == place and row[y] is not None]
-        heights.append(float(median(found)) if found else None)
-    return Line(name=name, x=tuple(mine), y=tuple(heights))
+def _line(
+    name: str, points: Sequence[Point], places: Sequence[Any], spell: Callable[[Any], Place]
+) -> Line:
+    there = {place: [p.y for p in points if p.x == place] for place in places}
+    found = {place: [y for y in ys if y is not None] for place, ys in there.items() if ys}
+    heights = tuple(float(median(ys)) if ys else None for ys in found.values())
+    return Line(name=name, x=tuple(map(spell, found)), y=heights)
 
 
 def _word(place: Place) -> str:
@@ -135,25 +138,21 @@ def multiples(rows: Sequence[Row], axes: Sequence[str], up: str) -> tuple[Panel,
     """A panel for each attack and all axes but two, a line for each value of the second."""
     along, others = roles(rows, axes)
     lines, panels = others[:1], others[1:]
-    drawn = [
-        {**row, along: row[along] if _number(row[along]) else str(row[along]), up: row.get(up)}
-        for row in rows
-    ]
 
     def words(row: Row, names: Sequence[str]) -> str:
         return ", ".join(f"{_short(name)} {row[name]}" for name in names)
 
-    return line_panels(
-        drawn,
-        panel=lambda row: ", ".join(filter(None, [row.get("attack", ""), words(row, panels)])),
-        line=lambda row: words(row, lines),
-        x=along,
-        y=up,
-        across=_short(along),
-        up=MEASURED.get(up, up),
-        log_x=False,
-        log_y=False,
-    )
+    points = [
+        Point(
+            panel=", ".join(filter(None, [row.get("attack", ""), words(row, panels)])),
+            line=words(row, lines),
+            x=row[along] if _number(row[along]) else str(row[along]),
+            y=row.get(up),
+        )
+        for row in rows
+    ]
+    label = MEASURED.get(up, up)
+    return line_panels(points, across=_short(along), up=label, log_x=False, log_y=False)
 
 
 def _number(value: Any) -> bool:

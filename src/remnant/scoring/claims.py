@@ -16,14 +16,6 @@ import torch
 from scipy.stats import hypergeom, poisson
 from torch import Tensor
 
-SLACK = 2.0  # times the stated error: more claims rough records, less misses those just outside
-UNSTATED = 1e-3  # of the strangers' spread, for a certified candidate that states no error
-# Within the distance of the nearest stranger, chance falls with this power of the distance at the
-# most, and no faster than by the numbers that hardly repeat; a higher power would trust further.
-WAYS = 4
-BITS = 40.0  # of a record's numbers together, past which whole ones do not coincide either
-REPEATING = 0.02  # share of equal records from which a set counts as one whose values coincide
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Claims:
@@ -102,19 +94,24 @@ def chance_of_meeting(candidates: Tensor, reach: Tensor, strangers: Tensor) -> T
     return torch.where(within > 0, by_count, fall / (count + 1))
 
 
-def ways_of(rows: Tensor) -> int:
-    """In how many numbers records hardly ever coincide, at most WAYS; 0 = records repeat."""
+def ways_of(rows: Tensor, *, most: int = 4, bits: float = 40.0) -> int:
+    """In how many numbers records hardly ever coincide, at most `most`; 0 = records repeat.
+
+    Chance falls with this power of the distance below that of the nearest stranger: a higher power
+    would trust further. bits: of a record's numbers together, past which whole ones do not coincide
+    either.
+    """
     if repeats(rows):
         return 0
     distinct = [len(column.unique()) for column in rows.T]
-    if sum(math.log2(count) for count in distinct) > BITS:
-        return WAYS
-    return min(WAYS, sum(2 * count > len(rows) for count in distinct))
+    if sum(math.log2(count) for count in distinct) > bits:
+        return most
+    return min(most, sum(2 * count > len(rows) for count in distinct))
 
 
-def repeats(rows: Tensor) -> bool:
-    """Whether records coincide, as they do in tables of whole numbers and categories."""
-    return len(torch.unique(rows, dim=0)) < (1 - REPEATING) * len(rows)
+def repeats(rows: Tensor, *, share: float = 0.02) -> bool:
+    """Whether a `share` of the records coincide, as in tables of whole numbers and categories."""
+    return len(torch.unique(rows, dim=0)) < (1 - share) * len(rows)
 
 
 def rms_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -129,7 +126,13 @@ def spread(rows: Tensor) -> float:
     return float((rows.double() - rows.double().mean(0)).square().mean().sqrt())
 
 
-def _reach(error: Tensor, strangers: Tensor) -> Tensor:
-    """m: how far from a certified candidate its record may lie."""
-    usual = UNSTATED * spread(strangers) if len(strangers) > 1 else 0.0
-    return torch.where(error.isnan(), usual, SLACK * error.double())
+def unstated_error(strangers: Tensor, *, share: float = 1e-3) -> float:
+    """How far from a certified candidate that states no error its record may lie: a share of what
+    strangers differ by."""
+    return share * spread(strangers) if len(strangers) > 1 else 0.0
+
+
+def _reach(error: Tensor, strangers: Tensor, *, slack: float = 2.0) -> Tensor:
+    """m: how far from a certified candidate its record may lie. slack: times the stated error; more
+    claims rough records, less misses those just outside."""
+    return torch.where(error.isnan(), unstated_error(strangers), slack * error.double())

@@ -16,10 +16,6 @@ from torch import Tensor
 
 from remnant.errors import InputError, expected
 
-FLAT = 1e-12  # an input whose spread is below this share of its norm counts as constant
-PSNR_FLOOR = 1e-30  # smaller mean squared errors count as this: an exact copy is 300 dB, finite
-SSIM_WINDOW = 7
-
 
 def squared_l2(records: Tensor, candidates: Tensor) -> Tensor:
     """Squared L2 distance, n x m, from differences: |a|^2 + |b|^2 - 2ab cancels near 1e-14."""
@@ -39,11 +35,16 @@ def centred_correlation(records: Tensor, candidates: Tensor) -> Tensor:
     return (_unit(a) @ _unit(b).T).clamp(-1.0, 1.0)
 
 
-def psnr(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
-    """Peak signal-to-noise ratio of n pairs in decibels, at most 300 for a range of 1."""
+def psnr(
+    records: Tensor, images: Tensor, *, data_range: float = 1.0, least: float = 1e-30
+) -> Tensor:
+    """Peak signal-to-noise ratio of n pairs in decibels.
+
+    Mean squared errors below `least` count as this: an exact copy has 300 dB, a finite number.
+    """
     require_images(records, images, "psnr")
     error = (records.double() - images.double()).flatten(1).square().mean(1)
-    return 10.0 * torch.log10(data_range**2 / error.clamp_min(PSNR_FLOOR))
+    return 10.0 * torch.log10(data_range**2 / error.clamp_min(least))
 
 
 def ssim(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
@@ -57,13 +58,13 @@ def ssim(records: Tensor, images: Tensor, *, data_range: float = 1.0) -> Tensor:
     return torch.tensor([compare(a, b) for a, b in pairs], dtype=torch.float64)
 
 
-def ssim_window(shape: tuple[int, ...]) -> int:
+def ssim_window(shape: tuple[int, ...], *, usual: int = 7) -> int:
     """7 pixels as is usual, or the odd number that fits twice in a smaller image (3 for 8 x 8).
 
     The border of half a window is not averaged, so a window of the image's size sees one place.
     """
     half = min(shape[-2:]) // 2
-    return min(SSIM_WINDOW, max(3, half if half % 2 else half - 1))
+    return min(usual, max(3, half if half % 2 else half - 1))
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -101,9 +102,10 @@ def _squared(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
-def _unit(rows: Tensor) -> Tensor:
-    """Each row less its mean, over its norm; a constant row becomes zero, not rounding noise."""
+def _unit(rows: Tensor, *, flat: float = 1e-12) -> Tensor:
+    """Each row less its mean, over its norm; a row whose spread is below a share `flat` of its norm
+    counts as constant and becomes zero, not rounding noise."""
     centred = rows - rows.mean(1, keepdim=True)
     norm = centred.norm(dim=1, keepdim=True)
-    flat = norm <= FLAT * rows.norm(dim=1, keepdim=True)
-    return torch.where(flat, torch.zeros_like(centred), centred / norm)
+    constant = norm <= flat * rows.norm(dim=1, keepdim=True)
+    return torch.where(constant, torch.zeros_like(centred), centred / norm)

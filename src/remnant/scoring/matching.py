@@ -6,12 +6,20 @@ paper 004, which averages the candidates that lie about as near to a record as t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from remnant.scoring.distances import standardised_l2
-from remnant.types import Matches
+
+
+class Matches(NamedTuple):
+    """Which candidate stands for which record."""
+
+    candidate: Tensor  # n, -1 = none
+    distance: Tensor  # n
 
 
 def greedy(distance: Tensor) -> Matches:
@@ -36,12 +44,7 @@ def greedy(distance: Tensor) -> Matches:
         spent = np.zeros(len(columns), dtype=bool)
         spent[column[mutual]] = True
         left, rows, columns = left[~mutual][:, ~spent], rows[~mutual], columns[~spent]
-    return Matches(
-        protocol="greedy",
-        measure="squared_l2",
-        candidate=torch.from_numpy(candidate),
-        distance=torch.from_numpy(chosen),
-    )
+    return Matches(torch.from_numpy(candidate), torch.from_numpy(chosen))
 
 
 def average_of_nearest(

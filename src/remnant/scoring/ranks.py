@@ -13,21 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-SHUFFLES = 9999  # of the names; p is never below 1 / (SHUFFLES + 1)
-BLOCK = 2**24  # numbers of the shuffles that are held at a time
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranks:
-    """`p`: how likely records would stand so high by chance. `above`: n, higher than any stranger
-    of any class; `alike`: n, the likeness of each record's best candidate; `stranger`: the best
-    likeness of a stranger."""
+    """`p`: how likely records would stand so high by chance. `above`: n, nearer to a candidate than
+    any stranger of any class."""
 
     p: float | None  # None: nothing could be compared
     low: float | None  # the same of standing so low
     above: Tensor
-    alike: Tensor
-    stranger: float
 
 
 def compare(
@@ -37,8 +31,11 @@ def compare(
     *,
     labels: tuple[Tensor, Tensor] | None = None,
     generator: torch.Generator,
+    shuffles: int = 9999,
 ) -> Ranks:
     """A permutation test of mean ranks within classes; rows are k x d in the model's scale.
+
+    shuffles: of the names record and stranger; p is never below 1 / (shuffles + 1).
 
     Likeness is the cosine about the mean of records and strangers: scale, which some attacks cannot
     know, says nothing, and neither does what all have in common. The mean of strangers alone would
@@ -49,8 +46,6 @@ def compare(
             p=None,
             low=None,
             above=torch.zeros(len(records), dtype=torch.bool),
-            alike=torch.zeros(len(records), dtype=torch.float64),
-            stranger=1.0,
         )
     centre = torch.cat([records, strangers]).double().mean(0)
     alike, null = (
@@ -58,13 +53,11 @@ def compare(
         for rows in (records, strangers)
     )
     groups = _groups(labels, len(records), len(strangers))
-    p, low = _permuted(torch.cat([alike, null]), len(records), groups, generator)
+    p, low = _permuted(torch.cat([alike, null]), len(records), groups, shuffles, generator)
     return Ranks(
         p=p,
         low=low,
         above=alike > null.max(),
-        alike=alike,
-        stranger=float(null.max()),
     )
 
 
@@ -83,16 +76,25 @@ def _groups(labels: tuple[Tensor, Tensor] | None, n: int, count: int) -> list[Te
 
 
 def _permuted(
-    scores: Tensor, n: int, groups: list[Tensor], generator: torch.Generator
+    scores: Tensor,
+    n: int,
+    groups: list[Tensor],
+    shuffles: int,
+    generator: torch.Generator,
+    *,
+    block: int = 2**24,
 ) -> tuple[float | None, float | None]:
-    """The shares of shuffles in which records rank as high, and as low, as they do."""
-    seen, total = 0.0, torch.zeros(SHUFFLES, dtype=torch.float64)
+    """The shares of shuffles in which records rank as high, and as low, as they do.
+
+    block: numbers of the shuffles that are held at a time.
+    """
+    seen, total = 0.0, torch.zeros(shuffles, dtype=torch.float64)
     for rows in groups:
         ranks = _midranks(scores[rows]) / len(rows)
         mine = int((rows < n).sum())
         seen += float(ranks[rows < n].sum())
-        step = max(1, BLOCK // len(rows))
-        for i in range(0, SHUFFLES, step):
+        step = max(1, block // len(rows))
+        for i in range(0, shuffles, step):
             part = total[i : i + step]
             order = torch.rand(len(part), len(rows), generator=generator).argsort(1)[:, :mine]
             part += ranks[order].sum(1)
@@ -100,7 +102,7 @@ def _permuted(
         return None, None
     # Sums of the same ranks in another order differ by rounding.
     high, low = (total >= seen - 1e-9).sum(), (total <= seen + 1e-9).sum()
-    return (1 + int(high)) / (1 + SHUFFLES), (1 + int(low)) / (1 + SHUFFLES)
+    return (1 + int(high)) / (1 + shuffles), (1 + int(low)) / (1 + shuffles)
 
 
 def _midranks(values: Tensor) -> Tensor:

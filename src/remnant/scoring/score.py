@@ -34,8 +34,6 @@ from remnant.scoring.nulls import blends, held_out, nearest_public, span_noise
 from remnant.types import Candidates, Examples
 
 THRESHOLD = 0.9  # centred correlation; at 0.8 even public data is often "recovered"
-GOOD_SSIM = 0.4  # 003 and 004's mark of a good reconstruction
-CONFIDENCE = 0.95  # of every interval
 FIGURES = ("correlation", "squared_l2", "mse", "psnr", "ssim")  # of a record and its candidate
 
 
@@ -59,18 +57,23 @@ class Scores:
         return len(self.candidate)
 
 
-def score(truth: Examples, candidates: Tensor) -> Scores:
-    """Match candidates to records one-to-one and score the pairs.
+def score(truth: Examples, candidates: Tensor, *, in_order: bool = False) -> Scores:
+    """Match candidates to records one-to-one, the closest first, and score the pairs.
 
-    Candidates are m x shape in the data's own scale; m may be 0.
+    Candidates are m x shape in the data's own scale; m may be 0. in_order: candidate i was sought
+    for record i and stands for no other.
     """
     if tuple(candidates.shape[1:]) != truth.shape:
         got = tuple(candidates.shape[1:])
         raise InputError(expected("score: candidates", f"m x {truth.shape}", f"m x {got}"))
-    index = greedy(squared_l2(truth.inputs, candidates)).candidate
+    distance = squared_l2(truth.inputs, candidates)
+    if in_order:
+        distance[~torch.eye(*distance.shape, dtype=torch.bool)] = torch.inf
+    index = greedy(distance).candidate
     images = torch.full(truth.inputs.shape, torch.nan, dtype=torch.float64)
     images[index >= 0] = candidates.detach().cpu().double()[index[index >= 0]]
-    return _score_pairs(truth, images, index, len(candidates), "greedy")
+    protocol = "in order" if in_order else "greedy"
+    return _score_pairs(truth, images, index, len(candidates), protocol)
 
 
 def score_oracle(truth: Examples, public: Tensor) -> Scores:
@@ -91,12 +94,15 @@ def papers_ssim(
     return ssim(truth.inputs, stretch(images))
 
 
-def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
+def summarise(
+    scores: Scores, threshold: float = THRESHOLD, *, good_ssim: float = 0.4
+) -> dict[str, Any]:
     """Plain numbers about `scores`.
 
     records, candidates, matched; recovered (correlation above `threshold`) with its rate and exact
     (Clopper-Pearson) 95% interval rate_low..rate_high; median, mean and max squared L2 and
-    curve_mean over matched records; good_ssim (SSIM > 0.4) and median psnr, None for tables.
+    curve_mean over matched records; good_ssim (above the mark of 003 and 004) and median psnr, None
+    for tables.
     """
     n, recovered = len(scores), int((scores.correlation > threshold).sum())
     low, high = rate_interval(recovered, n)
@@ -115,7 +121,7 @@ def summarise(scores: Scores, threshold: float = THRESHOLD) -> dict[str, Any]:
         "mean_squared_l2": _over(torch.mean, distance),
         "max_squared_l2": _over(torch.max, distance),
         "curve_mean": _over(torch.mean, distance),  # of 000's reconstruction curve
-        "good_ssim": None if scores.ssim is None else int((scores.ssim > GOOD_SSIM).sum()),
+        "good_ssim": None if scores.ssim is None else int((scores.ssim > good_ssim).sum()),
         "median_psnr": None if noise is None else _over(np.median, noise),
     }
 
@@ -128,12 +134,14 @@ def score_with_nulls(
     public: Examples | None = None,
     generator: torch.Generator,
     threshold: float = THRESHOLD,
+    in_order: bool = False,
 ) -> dict[str, Any]:
     """Score candidates and every null alike: the truth-bearing fields of a Finding.
 
-    The keys are those of the module's text. `holdout` and `public` are never trained on.
+    The keys are those of the module's text. `holdout` and `public` are never trained on. in_order:
+    see `score`; nulls go by whichever record they are nearest to, which is in their favour.
     """
-    scores, m = score(truth, candidates.inputs), len(candidates)
+    scores, m = score(truth, candidates.inputs, in_order=in_order), len(candidates)
     nulls: dict[str, Scores] = {}
     if holdout is not None:
         drawn = held_out(holdout.inputs, min(m, len(holdout)), generator)
@@ -144,19 +152,30 @@ def score_with_nulls(
         nulls["nearest_public"] = score_oracle(truth, public.inputs)
         nulls["public_mean"] = score_oracle(truth, means_of(public))
     order = exposure_order(scores)
-    summary = summarise(scores, threshold)
+    rows = _per_record(truth, scores, candidates, order, nulls, threshold)
     null_rows = {name: _null(null, threshold, order) for name, null in nulls.items()}
-    summary["excess"] = {
-        name: excess(summary["recovered"], row["recovered"], len(truth))
-        for name, row in null_rows.items()
-    }
+    return beside_nulls(summarise(scores, threshold), rows, null_rows, threshold)
+
+
+def beside_nulls(
+    summary: dict[str, Any],
+    per_record: Sequence[Mapping[str, Any]],
+    nulls: Mapping[str, Mapping[str, Any]],
+    threshold: float | None,
+) -> dict[str, Any]:
+    """The truth-bearing fields of a Finding, with how far the count of records exceeds each null's.
+
+    summary: of the candidates, and what it says of them `nulls` say of each null.
+    """
+    n, found = summary["records"], summary["recovered"]
+    by_null = {name: excess(found, null["recovered"], n) for name, null in nulls.items()}
     return {
-        "records": len(truth),
-        "recovered": summary["recovered"],
+        "records": n,
+        "recovered": found,
         "threshold": threshold,
-        "per_record": _per_record(truth, scores, candidates, order, nulls, threshold),
-        "nulls": null_rows,
-        "summary": summary,
+        "per_record": per_record,
+        "nulls": nulls,
+        "summary": summary | {"excess": by_null},
     }
 
 
@@ -180,11 +199,13 @@ def exposure_order(scores: Scores) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: (-round(known[i], 6), distance[i]))
 
 
-def rate_interval(count: int, n: int, method: str = "exact") -> tuple[float, float]:
+def rate_interval(
+    count: int, n: int, method: str = "exact", *, confidence: float = 0.95
+) -> tuple[float, float]:
     """The 95% interval of a rate of `count` in `n`: exact (Clopper-Pearson) or Wilson's."""
     if not n:
         return 0.0, 1.0
-    interval = binomtest(count, n).proportion_ci(CONFIDENCE, method=method)
+    interval = binomtest(count, n).proportion_ci(confidence, method=method)
     return float(interval.low), float(interval.high)
 
 
@@ -240,14 +261,19 @@ def _per_record(
             {
                 "id": truth.ids[i],
                 "label": truth.labels[i].tolist(),
-                "recovered": bool(scores.correlation[i] > threshold),
-                **{name: _plain(getattr(scores, name), i) for name in FIGURES},
+                **figures_of_pair(scores, i, threshold),
                 "candidate": j if j >= 0 else None,
                 "confidence": _plain(candidates.confidence, j) if j >= 0 else None,
                 "public_squared_l2": _plain(oracle.squared_l2, i) if oracle else None,
             }
         )
     return rows
+
+
+def figures_of_pair(scores: Scores, i: int, threshold: float) -> dict[str, Any]:
+    """Record i's distances to its candidate, None where there is none, and whether it is found."""
+    found = {"recovered": bool(scores.correlation[i] > threshold)}
+    return found | {name: _plain(getattr(scores, name), i) for name in FIGURES}
 
 
 def _null(scores: Scores, threshold: float, order: Sequence[int]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from remnant.scoring.matching import greedy
-from remnant.scoring.score import excess, rate_interval
+from remnant.scoring.score import FIGURES, beside_nulls, rate_interval
 
 Text = Sequence[int]
 PROTOCOL = "texts"
@@ -126,20 +126,9 @@ def score_texts_with_nulls(
         range(len(records)),
         key=lambda i: (not scores.exact[i], -scores.tokens[i], -scores.run[i] / scores.length[i]),
     )
-    summary = summarise_texts(scores)
-    rows = {name: summarise_texts(null) for name, null in nulls.items()}
-    found = summary["recovered"]
-    summary["excess"] = {
-        name: excess(found, row["recovered"], len(records)) for name, row in rows.items()
-    }
-    return {
-        "records": len(records),
-        "recovered": found,
-        "threshold": None,
-        "per_record": [_row(i, ids, labels, scores, confidence) for i in order],
-        "nulls": rows,
-        "summary": summary,
-    }
+    rows = [_row(i, ids, labels, scores, confidence) for i in order]
+    null_rows = {name: summarise_texts(null) for name, null in nulls.items()}
+    return beside_nulls(summarise_texts(scores), rows, null_rows, None)
 
 
 def summarise_texts(scores: TextScores) -> dict[str, Any]:
@@ -200,7 +189,7 @@ def _row(
 ) -> dict[str, Any]:
     """One record; figures of numbers are there and empty, as those of whoever reads findings."""
     j = scores.candidate[i]
-    empty = dict.fromkeys(("correlation", "squared_l2", "mse", "psnr", "ssim", "public_squared_l2"))
+    empty = dict.fromkeys((*FIGURES, "public_squared_l2"))
     return {
         "id": ids[i],
         "label": labels[i],

@@ -1,16 +1,14 @@
-"""Labels of recovered records, from what the first layer learned of each."""
+"""Labels of recovered records, from what the first and the last layer learned of each."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from remnant.errors import InputError
-from remnant.gradients import LayerFactors, layer_factors
-from remnant.types import Evidence
+from remnant.types import Evidence, Weights
 
 
 def read_labels(
@@ -18,18 +16,11 @@ def read_labels(
 ) -> Tensor | None:
     """Class of each record: inputs k x shape in the model's scale, duals k x w, None if unknown.
 
-    A record's dual is sum_c r_c s_c, s_c the signal of class c at the first layer and r_c the
+    A record's dual is sum_c r_c s_c, s_c the signal of class c at the first dense layer and r_c the
     record's residual added up over the training, which is largest at its own class. Each record is
     read from its own dual alone. A single output tells no class (it may be a regression).
     """
-    model = copy.deepcopy(model).double().eval()
-    try:
-        ends = [
-            _first_dense(layer_factors(model, inputs.double(), weights=weights))
-            for weights in (evidence.start, evidence.end)
-        ]
-    except InputError:  # not a plain stack
-        return None
+    ends = [class_signals(model, weights, inputs) for weights in (evidence.start, evidence.end)]
     signals = (ends[0] + ends[1]) / 2  # k x c x w; the training moved between the two
     if signals.shape[1] < 2:
         return None
@@ -38,6 +29,50 @@ def read_labels(
     return residuals[:, :, 0].argmax(1)
 
 
-def _first_dense(layers: Sequence[LayerFactors]) -> Tensor:
-    """Signals k x c x w of the first layer that is dense."""
-    return next(layer.signals for layer in layers if layer.signals.ndim == 3)
+def class_signals(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
+    """k x c x w: derivatives of each output by the pre-activations of the first dense layer."""
+    outputs, layers = seen(model, weights, inputs)
+    first = layers[0][1]
+    columns = [
+        torch.autograd.grad(outputs[:, c].sum(), first, retain_graph=True)[0]
+        for c in range(outputs.shape[1])
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def output_residuals(model: nn.Module, evidence: Evidence, inputs: Tensor) -> Tensor | None:
+    """dL/df of each record (k x c) for inputs k x shape in the model's scale.
+
+    The output layer's gradient is sum_i r_i h_i^T, its features h_i follow from the inputs. None
+    where the last dense layer is not the output, or there are more records than features tell
+    apart.
+    """
+    outputs, layers = seen(model, evidence.start, inputs)
+    h, last, name = layers[-1]
+    if last is not outputs:
+        return None
+    h, gradient = h.detach(), evidence.vector[f"{name}.weight"]
+    if f"{name}.bias" in evidence.vector:
+        h = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
+        gradient = torch.cat([gradient, evidence.vector[f"{name}.bias"][:, None]], dim=1)
+    if len(h) > h.shape[1]:
+        return None
+    solved: Tensor = torch.linalg.lstsq(h.T, gradient.T, driver="gelsd").solution
+    return solved
+
+
+def seen(
+    model: nn.Module, weights: Weights, inputs: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor, str]]]:
+    """The outputs at inputs (k x shape), and of every dense layer, in order of evaluation, what
+    enters it, what leaves it, and its name. In double precision."""
+    model, inputs = copy.deepcopy(model).double().eval(), inputs.detach().double()
+    layers: list[tuple[Tensor, Tensor, str]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(
+                lambda _, entered, left, name=name: layers.append((entered[0], left, name))
+            )
+    with torch.enable_grad():
+        outputs: Tensor = functional_call(model, dict(weights), (inputs.requires_grad_(),))
+    return outputs, layers

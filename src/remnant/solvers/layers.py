@@ -3,15 +3,14 @@ consecutive dense ones that the exact solvers work on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from remnant.models.stack import working
 from remnant.types import Weights
 
-IDLE = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in evaluation mode they do nothing
 _NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
 
 
@@ -37,21 +36,6 @@ class Pair:
     activation: nn.Module
     next: Dense
     last: bool  # `next` is the output layer
-
-
-def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Layers of nested `nn.Sequential`s and the prefix of their parameters' names, in order of
-    evaluation; other modules as they are."""
-    if not isinstance(model, nn.Sequential):
-        yield prefix, model
-        return
-    for name, child in model.named_children():
-        yield from leaves(child, f"{prefix}{name}.")
-
-
-def working(model: nn.Module, *skipped: type[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """The leaves but for idle ones and those of the `skipped` kinds."""
-    return [(p, m) for p, m in leaves(model) if not isinstance(m, (*IDLE, *skipped))]
 
 
 def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | str:

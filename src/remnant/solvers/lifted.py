@@ -26,14 +26,21 @@ import torch
 from torch import Tensor, nn
 
 from remnant.gradients import gram, inner_products, weighted_sum
+from remnant.models.stack import working
 from remnant.progress import task
-from remnant.solvers.layers import Dense, leaves
+from remnant.solvers.layers import Dense
 from remnant.solvers.spans import Decomposition, count_records, decompose
 from remnant.types import Evidence, Weights
 
-ROUNDING_ROOM = 30.0  # the residual may be this many times what rounding the weights leaves
-DRAWS = 3  # of noise, to see how far it moves the records
-SAFETY = 36.0  # of squared errors: rounding is not as even as the noise that is drawn
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    room: float = 30.0  # times what rounding the weights leaves: a residual below is exact
+    draws: int = 3  # of noise, to see how far it moves the records: more tell it better
+    safety: float = 36.0  # of squared errors: rounding is not as even as the noise that is drawn
+
+
+TOLERANCES = Tolerances()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +63,7 @@ class Lifted:
 
     @property
     def exact(self) -> bool:
-        return self.residual <= ROUNDING_ROOM * self.level
+        return self.residual <= TOLERANCES.room * self.level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +76,7 @@ class Stack:
 
 def dense_stack(model: nn.Module) -> Stack | str:
     """The model as such, or in a sentence why it is not."""
-    layers = [(p, m) for p, m in leaves(model) if not isinstance(m, nn.Identity | nn.Dropout)]
+    layers = working(model)
     while layers and isinstance(layers[0][1], nn.Flatten):
         layers = layers[1:]
     found = []
@@ -160,7 +167,7 @@ def _errors(stack: Stack, inputs: Tensor, size: float, evidence: Evidence) -> Te
     generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
     whole = sum(float(v.square().sum()) for v in evidence.vector.values())
     each = size * math.sqrt(whole / sum(v.numel() for v in evidence.vector.values()))
-    for _ in range(DRAWS):
+    for _ in range(TOLERANCES.draws):
         noisy = {
             name: v + each * torch.randn(v.shape, generator=generator, dtype=v.dtype)
             for name, v in evidence.vector.items()
@@ -169,8 +176,8 @@ def _errors(stack: Stack, inputs: Tensor, size: float, evidence: Evidence) -> Te
         moved, _ = _solve(stack, parts, len(inputs), replace(evidence, vector=noisy), generator)
         if moved is None:
             return torch.full_like(total, torch.inf)
-        total += torch.cdist(inputs, moved).square().min(1).values / DRAWS
-    return SAFETY * total.nan_to_num(nan=math.inf)
+        total += torch.cdist(inputs, moved).square().min(1).values / TOLERANCES.draws
+    return TOLERANCES.safety * total.nan_to_num(nan=math.inf)
 
 
 def _signals(left: Tensor, head: Tensor, generator: torch.Generator) -> tuple[Tensor | None, float]:

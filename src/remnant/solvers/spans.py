@@ -1,4 +1,4 @@
-"""The span of the records and their number, read off the first dense layer.
+"""The span of the records and their number, read off the first dense layer; weight decay taken out.
 
 Every gradient step changes a dense layer by sum_i delta_i x_i^T. So the layer's change, bias beside
 weights, is M = A X~ with X~ = [x, 1]: its rank is the number of (independent) records while that is
@@ -8,19 +8,13 @@ below both sides of M, and its row space is their span. Any loss, any batches, a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-# A gap counts when the spectrum falls by this factor, onto what rounding alone can explain.
-# Rounding errors of many steps add up, hence the room above the rounding of a single one.
-SMALLEST_GAP = 5.0
-ROUNDING_ROOM = 1e3
-# The last few of any spectrum fall steeply, so a gap needs some values below it (fewer in a table
-# of few features).
-FEWEST_NOISE_VALUES = 8
-
+from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.types import Evidence
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """left (w x r, orthonormal columns), scale (r), right (r x d, orthonormal rows)."""
@@ -99,12 +93,14 @@ def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum
     # spectrum ends where they begin, and a fall onto them says that it is full, not how many.
     live = max(2, int((values > 1e-3 * level).sum()))
     floored = values[:live].clamp(min=max(0.1 * level, 1e-14 * float(values[0])))
-    below = max(1, min(FEWEST_NOISE_VALUES, live // 20))
+    below = max(1, min(TOLERANCES.noise_values, live // 20))
     ratios = (floored[:-1] / floored[1:])[: max(1, live - below)]
     count = int(ratios.argmax()) + 1
     gap = float(ratios[count - 1])
-    clear = gap > SMALLEST_GAP and float(values[count]) < ROUNDING_ROOM * level
-    if live < len(values) and gap <= SMALLEST_GAP:
+    clear = (
+        gap > TOLERANCES.smallest_gap and float(values[count]) < TOLERANCES.rounding_room * level
+    )
+    if live < len(values) and gap <= TOLERANCES.smallest_gap:
         count = live  # at least: as many as the live inputs or neurons can show
     return Spectrum(values=values, count=count, gap=gap, clear=clear)
 
@@ -146,3 +142,70 @@ def span_of(parts: Decomposition, count: int) -> Span:
     left, scale, right = parts.parts(count)
     unit = math.sqrt(len(left))
     return Span(left=left * unit, scale=scale / unit, right=right, noise=parts.noise(count))
+
+
+def fit_decay(start: Tensor, end: Tensor, *, steps: int = 3) -> float:
+    """c of end = c start + (low rank), w x d each: coupled weight decay shrinks every parameter by
+    the same factor a step, momentum or not.
+
+    The lower half of the singular vectors of end - c start lies, at any c near 1, nearly outside
+    the records' span; there c is a least-squares fit, and two or three rounds settle it.
+    """
+    c = 1.0
+    for _ in range(steps):
+        parts = decompose(end - c * start)
+        half = len(parts.values) // 2
+        left, right = parts.left[:, half:].T, parts.right[half:].T
+        here, there = left @ start @ right, left @ end @ right
+        c = float((here * there).sum() / here.square().sum().clamp(min=1e-300))
+    return c
+
+
+def without_decay(evidence: Evidence, weight: str, bias: str | None) -> tuple[Evidence, float]:
+    """The evidence less what decay alone did to the weights, and the factor c that it fits.
+
+    Biases are decayed with the rest (as torch.optim does) or not at all (as many recipes ask):
+    whichever leaves less of the first bias' change outside the column space of the weights' change.
+    Undecayed, they add up the same gradients with other weights, so that only the part inside that
+    space is used, and the scale of a record (which the bias' 1 sets) is a little off.
+    """
+    start, end = evidence.start, evidence.end
+    c = fit_decay(start[weight], end[weight])
+    vector = {name: end[name] - c * start[name] for name in start}
+    if bias is not None:
+        parts = decompose(vector[weight])
+        spectrum = count_records(parts.values, end[weight], evidence.precision)
+        basis = parts.left[:, : spectrum.count]
+        plain = end[bias] - start[bias]
+        inside, decayed = basis @ (basis.T @ plain), vector[bias]
+        if (plain - inside).norm() < (decayed - basis @ (basis.T @ decayed)).norm():
+            vector |= {name: end[name] - start[name] for name in start if start[name].ndim == 1}
+            vector[bias] = inside
+    return replace(evidence, vector=vector), c
+
+
+BLENDS = "may be blends of several, which the layer would not have told apart; give --records"
+
+
+def told_apart(first: Tensor, inputs: Tensor) -> Tensor:
+    """k, bool: inputs (k x d) that fire other neurons of `first` (w x (d+1)) at other sizes.
+
+    Records that fire the same neurons and are taught the same are added up by every layer: their
+    blend explains the weights as well as they do, and counts as one. Inputs that are large against
+    the biases (tables that were not scaled) often fire the same neurons at any size. So where the
+    number of records is not told, a candidate stands for a record only if other sizes fire others.
+    """
+    along = inputs @ first[:, :-1].T
+    fired = along + first[:, -1] > 0
+    changed = [((size * along + first[:, -1] > 0) != fired) for size in TOLERANCES.other_sizes]
+    return torch.stack(changed).any(0).sum(1) >= TOLERANCES.changed_neurons
+
+
+def hides_more(spectrum: Spectrum, weights: Tensor, precision: float) -> bool:
+    """Whether singular values beyond the count look like weaker records rather than noise: they
+    fall steeply once more, above rounding."""
+    level = rounding_level(weights, precision)
+    tail = spectrum.values[spectrum.count :]
+    first = tail[: 1 + len(tail) // 2]  # the end of any spectrum falls steeply
+    falls = first[:-1] > TOLERANCES.hidden_fall * first[1:]
+    return bool((falls & (first[:-1] > TOLERANCES.hidden_above * level)).any())

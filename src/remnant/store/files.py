@@ -1,17 +1,27 @@
-"""Private directories, files that are whole or not there, and one writer at a time."""
+"""Single files of a run: private, whole or not there, hashed; and one writer at a time."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import json
 import os
+import platform
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
-from remnant.errors import StoreError, expected
+import torch
+from torch import Tensor
 
+from remnant.errors import StoreError, cut, expected
+
+ELSEWHERE = "choose another --out or remove it"
 TEMPORARY = ".remnant-"
 # Half-written files that a kill leaves: ours, and those of `models.save_weights`.
 SCRAPS = (f"{TEMPORARY}*", ".*.safetensors.*")
@@ -136,3 +146,82 @@ def plain_name(name: str) -> str:
     if not name or name != Path(name).name or name.startswith("."):
         raise StoreError(expected("a run's file", "a plain name", repr(name)))
     return name
+
+
+def as_json(name: str, value: Any) -> bytes:
+    """Two-space JSON. NaN, infinity and what JSON does not know are refused."""
+    try:
+        return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(expected(name, "JSON values, finite numbers", error)) from None
+
+
+def parse(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError(expected(f"{path.parent}", f"a run with {path.name}", "none")) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(expected(f"{path}", "JSON", f"a fault ({error})", ELSEWHERE)) from None
+
+
+def spec_hash(spec: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a spec."""
+    return hash_text(canonical(spec))
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: one text for one value."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(expected("spec", "JSON values, finite numbers", error)) from None
+
+
+def hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes; the order of the mapping does not matter."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        head = [name, str(value.dtype), list(value.shape)]  # fixes how many bytes follow
+        digest.update(json.dumps(head).encode() + b"\n")
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What the figures of a run depend on."""
+    packages = ("torch", "numpy", "scipy", "remnant")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+    """Where two JSON values differ, by the place `a.b`; None where there is nothing."""
+    left, right = _leaves(one), _leaves(other)
+    return {
+        place: (left.get(place), right.get(place))
+        for place in dict.fromkeys((*left, *right))
+        if json.dumps(left.get(place)) != json.dumps(right.get(place))  # 1 is not 1.0
+    }
+
+
+def spelt(value: Any) -> str:
+    """One side of a difference in a line."""
+    return "nothing" if value is None else cut(json.dumps(value), 60)
+
+
+def _leaves(value: Any, at: str = "") -> dict[str, Any]:
+    """Every innermost value by its place."""
+    if not isinstance(value, dict) or not value:
+        return {at: value}
+    inner = [_leaves(value[key], f"{at}.{key}" if at else key) for key in value]
+    return {place: leaf for leaves in inner for place, leaf in leaves.items()}

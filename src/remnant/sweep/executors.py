@@ -116,7 +116,8 @@ def map_tasks(
     """
     names = [task_hash(function, spec) for spec in specs]
     wanted = dict(zip(names, specs, strict=True))
-    done = {digest: held for digest in wanted if (held := _read(run, digest)) is not None}
+    kept = {digest: load_state(run, digest) for digest in wanted}
+    done = {digest: held for digest, held in kept.items() if held is not None and JSON in held}
     rest = [digest for digest in wanted if digest not in done]
     with task(name, len(wanted)) as step:
         step(len(done))
@@ -147,7 +148,8 @@ def run_tasks(
 
 
 def _pickled(shared: Any) -> bytes:
-    """As bytes for a worker that can import what is installed, and not the user's own files."""
+    """What tasks share as bytes. Workers can import installed packages but not the user's own
+    files, so code from those is sent along."""
     for name, module in list(sys.modules.items()):
         if name.startswith(USER_MODULES):
             cloudpickle.register_pickle_by_value(module)
@@ -192,11 +194,6 @@ class _Packed:
 def _envelope(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(tensors[JSON].numpy().tobytes())
     return found
-
-
-def _read(run: Run, digest: str) -> dict[str, Tensor] | None:
-    tensors = load_state(run, digest)
-    return tensors if tensors is not None and JSON in tensors else None
 
 
 def _outcome(digest: str, spec: Spec, tensors: Mapping[str, Tensor]) -> Outcome:
@@ -246,7 +243,7 @@ def _on_processes(
 
 
 def _end_with_parent(parent: int) -> None:
-    """In a worker: whoever asked for its tasks may be killed, and then nobody waits for them."""
+    """In a worker: end as soon as the process that asked for its tasks is gone, killed or not."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -307,7 +304,7 @@ def _on_ray(
 
 
 def _join(ray: Any, where: str) -> None:
-    """Connected until this process ends, since Ray takes seconds for it, or goes elsewhere."""
+    """Connect to Ray and stay so, since it takes seconds, until another cluster is asked for."""
     if ray.is_initialized():
         if _held.get("ray") == where:
             return

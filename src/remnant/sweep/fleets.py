@@ -20,18 +20,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+import remnant.store as store
 from remnant.auditing.api import hash_model
 from remnant.errors import StoreError, expected
 from remnant.seeds import generator_for
-from remnant.store import (
-    Run,
-    finish,
-    hash_tensors,
-    open_run,
-    spec_hash,
-    versions,
-    write_bytes,
-)
+from remnant.store import Run
 from remnant.sweep.executors import Outcome, map_tasks
 from remnant.training.fleet import MEMORY, chunk_size, share
 from remnant.training.shadows import Fleet, training_by
@@ -46,15 +39,15 @@ def fleet_spec(fleet: Fleet) -> dict[str, Any]:
         model.get_parameter(name).data = start.detach()
     held = {
         "model": hash_model(model),
-        "fixed": hash_tensors({"x": fleet.fixed.inputs, "y": fleet.fixed.labels}),
-        "differing": hash_tensors({"x": fleet.inputs, "y": fleet.labels}),
-        "scaling": hash_tensors({"mean": fleet.scaling.mean, "std": fleet.scaling.std}),
+        "fixed": store.hash_tensors({"x": fleet.fixed.inputs, "y": fleet.fixed.labels}),
+        "differing": store.hash_tensors({"x": fleet.inputs, "y": fleet.labels}),
+        "scaling": store.hash_tensors({"mean": fleet.scaling.mean, "std": fleet.scaling.std}),
     }
     return {
         "verb": "fleet",
         "recipe": {"name": type(fleet.recipe).__name__, **asdict(fleet.recipe)},
         "order_seed": fleet.order_seed,
-        "versions": versions(),
+        "versions": store.versions(),
         **held,
     }
 
@@ -69,7 +62,7 @@ def spread_fleet(
     kill. A cached fleet that is stale or damaged is an error and not trained over.
     """
     spec = fleet_spec(fleet)
-    run = open_run(Path(cache) / f"fleet-{spec_hash(spec)[:16]}", spec)
+    run = store.open_run(Path(cache) / f"fleet-{store.spec_hash(spec)[:16]}", spec)
     if run.finished:
         return check_fleet(fleet, run)
     size = min(most, _chunk(fleet, memory))
@@ -80,8 +73,8 @@ def spread_fleet(
     outcomes = map_tasks(train_part, specs, run=run, on=on, shared=fleet, name="training fleet")
     weights = _joined(outcomes)
     chunks = {"chunk": str(size), "memory": str(memory)}
-    write_bytes(run, FLEET_FILE, safetensors.torch.save(weights, metadata=chunks))
-    finish(run, seeds={"order": fleet.order_seed})
+    store.write_bytes(run, FLEET_FILE, safetensors.torch.save(weights, metadata=chunks))
+    store.finish(run, seeds={"order": fleet.order_seed})
     return weights
 
 

@@ -138,10 +138,11 @@ def _row(attacked: Attacked) -> Row:
 
 def attack_row(outcome: Outcome) -> Row:
     """What can be said of one attack without the truth."""
+    row = {"attack": outcome.spec["attack"]}
     if outcome.error is not None:
-        return {"status": "failed", "reason": outcome.error}
+        return row | {"status": "failed", "reason": outcome.error}
     about, found = outcome.value, [outcome] if len(outcome.tensors["inputs"]) else []
-    return {
+    return row | {
         "status": about["status"],
         "counted": about["figures"].get("counted"),
         "candidates": len(outcome.tensors["inputs"]),
@@ -162,10 +163,10 @@ def sweep_audits(
     points: Sequence[Row],
     specs: Sequence[Mapping[str, Any]],
     cases: Mapping[str, Case],
-    *,
     run: Run,
+    *,
     on: str | None = None,
-) -> list[Row]:
+) -> None:
     """Audit every cell. specs: `spec` of an audit, `case`: its key, and hashes of what was read."""
     shared = Shared(cases=cases, scratch=run.path.resolve())
     _remove_scratch(run)  # of workers that were killed
@@ -173,44 +174,32 @@ def sweep_audits(
         outcomes = map_tasks(audit_cell, specs, run=run, on=on, shared=shared, name="audits")
     finally:
         _remove_scratch(run)
-    rows = []
-    for point, outcome in zip(points, outcomes, strict=True):
-        mine = outcome.value or [{"verdict": "failed", "reason": outcome.error}]
-        rows += [{**point, **row} for row in mine]
-    seconds = sum(outcome.value[0]["cpu_seconds"] for outcome in outcomes if outcome.value)
-    return _written(run, rows, list(points[0]), "share", outcomes, seconds)
+    cells = [o.value or [{"verdict": "failed", "reason": o.error}] for o in outcomes]
+    _write_cells(run, points, cells, "share", done=not any(o.fault for o in outcomes))
 
 
 def sweep_attacks(
     points: Sequence[Row],
     specs: Sequence[Mapping[str, Any]],
     target: Target,
-    *,
     run: Run,
+    *,
     on: str | None = None,
-) -> list[Row]:
+) -> None:
     """Run the attack of every cell, without any truth. specs: as `search.run_trial` takes them."""
     outcomes = map_tasks(run_trial, specs, run=run, on=on, shared=target, name="attacks")
-    rows = [
-        {**point, "attack": spec["attack"], **attack_row(outcome)}
-        for point, spec, outcome in zip(points, specs, outcomes, strict=True)
-    ]
-    seconds = sum(outcome.value["cpu_seconds"] for outcome in outcomes if outcome.value)
-    return _written(run, rows, list(points[0]), "consensus", outcomes, seconds)
+    cells = [[attack_row(outcome)] for outcome in outcomes]
+    _write_cells(run, points, cells, "consensus", done=not any(o.fault for o in outcomes))
 
 
-def _written(
-    run: Run,
-    rows: list[Row],
-    axes: Sequence[str],
-    up: str,
-    outcomes: Sequence[Outcome],
-    seconds: float,
-) -> list[Row]:
-    """Rows, table and figure. The run is done unless there is a fault to be tried again."""
+def _write_cells(
+    run: Run, points: Sequence[Row], cells: Sequence[Sequence[Row]], up: str, *, done: bool
+) -> None:
+    """Rows, table and figure. done: False where there is a fault to be tried again."""
+    rows = [{**point, **row} for point, mine in zip(points, cells, strict=True) for row in mine]
     write_rows(run, rows)
     write_text(run, TABLE_FILE, as_csv(rows))
-    write_bytes(run, FIGURE_FILE, draw_lines(multiples(rows, axes, up)))
-    if not any(outcome.fault for outcome in outcomes):
+    write_bytes(run, FIGURE_FILE, draw_lines(multiples(rows, list(points[0]), up)))
+    seconds = sum(mine[0].get("cpu_seconds", 0.0) for mine in cells)
+    if done:
         finish(run, timings={"cells": round(seconds, 3)})
-    return rows

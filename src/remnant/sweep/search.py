@@ -21,15 +21,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from remnant.attacks.made import kind_of, make_attack
-from remnant.attacks.spaces import Space
+from remnant.attacks import ATTACKS
+from remnant.attacks.made import check_names, kind_of, make_attack
+from remnant.attacks.spaces import Axis, Choice, Range, Space
 from remnant.errors import InputError, StoreError, brief, expected
 from remnant.progress import task
 from remnant.seeds import generator_for
 from remnant.solvers.consensus import cluster, pool
 from remnant.store import Run, spec_hash
 from remnant.sweep.executors import Outcome, map_tasks
-from remnant.sweep.spaces import read_space
 from remnant.sweep.trials import claim, driver_of, open_study, ours, row_of, tell
 from remnant.types import Candidates, Scaling, Status, Target
 
@@ -106,6 +106,38 @@ class Searched:
     seconds: float
 
 
+def read_space(attack: str, given: str | Mapping[str, Any]) -> Space:
+    """What a search varies: a space that the attack's file names (`About.spaces`), or one's own.
+
+    A space of one's own is a mapping of any of the attack's fields: a list is a choice,
+    `{low, high}` a range, with `log: true` or `integer: true`.
+    """
+    spaces = kind_of(attack).about.spaces
+    if isinstance(given, str):
+        if given not in spaces:
+            having = [name for name, kind in ATTACKS.items() if given in kind.about.spaces]
+            named = dict.fromkeys(name for kind in ATTACKS.values() for name in kind.about.spaces)
+            wanted = f"one for {', '.join(having)}" if having else f"one of {', '.join(named)}"
+            do = "or give a range or a list for some of its fields"
+            raise InputError(expected(f"space {given}", wanted, attack, do))
+        return spaces[given]
+    if not isinstance(given, Mapping) or not given:
+        raise InputError(expected("space", "a name, or at least one field", brief(given)))
+    check_names(attack, given)
+    return Space(axes={name: _axis(name, value) for name, value in given.items()})
+
+
+def _axis(name: str, value: Any) -> Axis:
+    if isinstance(value, list | tuple):
+        return Choice(tuple(value))
+    if isinstance(value, Mapping):
+        try:
+            return Range(**value)
+        except TypeError:
+            pass
+    raise InputError(expected(f"space of {name}", "a list, or {low, high}", brief(value)))
+
+
 def search_spec(how: Search, hashes: Mapping[str, str]) -> dict[str, Any]:
     """All that decides a search: its settings and the hashes of the target."""
     return {"verb": "search", **asdict(how), **hashes}
@@ -165,7 +197,7 @@ def with_count(target: Target, how: Search) -> Target:
 def _judge_batch(
     batch: Fields, how: Search, attempt: Callable[[Fields, float], Tried]
 ) -> tuple[Judged, set[int]]:
-    """What becomes of a batch's trials, and which of them end early."""
+    """The value of each trial of a batch, and which of them were pruned."""
     going = {number: fields for number, fields in batch.items() if number < how.trials}
     judged: Judged = dict.fromkeys(batch.keys() - going, (None, "one too many"))
     pruned: set[int] = set()
@@ -262,7 +294,8 @@ def residual(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _worse_half(early: Judged, objective: Objective) -> set[int]:
-    """Those of a batch that end here. Trials that failed early go on, to fail in full."""
+    """The worse half of a batch, to be pruned. Trials that have no value yet are not judged by it
+    and go on with all their steps."""
     sign = -1.0 if objective == "consensus" else 1.0
     judged = sorted(
         (sign * value, number) for number, (value, _) in early.items() if value is not None
@@ -278,7 +311,7 @@ def _conclude(
     scaling: Scaling,
     alike: float = 0.9,
 ) -> Searched:
-    """The answer of what is here, and everything that was tried, here or elsewhere.
+    """The answer by this process's trials, and a record of all trials, other processes' too.
 
     alike: the correlation at which candidates of two trials count as one; at less they may be two
     records of one class.

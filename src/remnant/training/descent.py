@@ -21,7 +21,7 @@ Ending = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
+class TrainingLoss:
     """The mean loss as a function of weights, which take the place of the model's `parameters`.
 
     In the records' basis one weight more, the last, is the factor of the first layer's part
@@ -123,7 +123,7 @@ def batches(
 
 
 def descend(
-    problem: Problem,
+    problem: TrainingLoss,
     walk: Walk,
     recipe: GradientDescent | SGD | Adam,
     generator: torch.Generator,
@@ -155,7 +155,9 @@ def descend(
     return "epochs" if isinstance(recipe, SGD) else "steps", {}
 
 
-def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trace: Trace) -> Ending:
+def descend_for_decay_time(
+    problem: TrainingLoss, walk: Walk, recipe: DecayTime, trace: Trace
+) -> Ending:
     """Plain descent until sum(lr * weight_decay) is the decay time."""
     lr, decay, time, objective, cuts = recipe.lr, recipe.weight_decay, 0.0, math.inf, 0
     stopped = "decay_time"
@@ -191,7 +193,7 @@ def descend_for_decay_time(problem: Problem, walk: Walk, recipe: DecayTime, trac
 
 
 def descend_in_proportion(
-    problem: Problem, walk: Walk, recipe: LossProportional, trace: Trace
+    problem: TrainingLoss, walk: Walk, recipe: LossProportional, trace: Trace
 ) -> Ending:
     """Plain descent, the longer the step the smaller the loss; a step that raises it is halved."""
     factor, rejected, time = 1.0, 0, 0.0

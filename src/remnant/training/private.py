@@ -20,12 +20,9 @@ from remnant.progress import task
 from remnant.training.descent import Trace, Walk
 from remnant.training.losses import loss_named
 from remnant.training.recipes import PrivateDescent, describe
-from remnant.training.run import Trained, measures, named, prepare
+from remnant.training.run import Trained, ended, measures, named, prepare
 from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
-
-NUMBERS_AT_ONCE = 2**24  # of per-record gradients: 64 MB in float32
-
 
 Watch = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
 """Is told, at each step, the weights before it, the noisy sum of gradients at them, and the rows
@@ -67,10 +64,7 @@ def train_private(
         "privacy": privacy(recipe),
         **measures(examples, outputs, loss),
     }
-    points = [*trace.points, (walk.steps, loss)] if math.isfinite(loss) else trace.points
-    series = {"step": [float(s) for s, _ in points], "loss": [value for _, value in points]}
-    final = named(trained)
-    return Trained(model=trained, initial=initial, final=final, trace=series, ledger=ledger)
+    return ended(trained, initial, trace, ledger)
 
 
 def privacy(recipe: PrivateDescent) -> dict[str, Any] | None:
@@ -97,6 +91,7 @@ class PerRecord:
     inputs: Tensor
     labels: Tensor
     recipe: PrivateDescent
+    at_once: int = 2**24  # numbers of per-record gradients: 64 MB in float32
 
     def clipped(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], Tensor]:
         """For those n records, one tensor n x shape per parameter, and n losses."""
@@ -115,7 +110,7 @@ class PerRecord:
     def total(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], float]:
         """The sum of those records' clipped gradients and the sum of their losses."""
         sums, losses = [torch.zeros_like(w) for w in weights], 0.0
-        chunk = max(1, NUMBERS_AT_ONCE // sum(w.numel() for w in weights))
+        chunk = max(1, self.at_once // sum(w.numel() for w in weights))
         for part in torch.split(rows, chunk):
             if len(part):  # Poisson sampling may draw nobody
                 grads, values = self.clipped(weights, part)

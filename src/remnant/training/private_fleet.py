@@ -21,8 +21,6 @@ from remnant.training.stacked import product, stacked_loss
 from remnant.training.steps import first_state, update
 from remnant.types import Examples, Scaling
 
-MEMORY = 1 << 29  # bytes that the signals of one chunk of runs may fill, roughly
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateRun:
@@ -145,10 +143,11 @@ def train_private_fleet(
     *,
     scaling: Scaling,
     generator: torch.Generator,
-    memory: int = MEMORY,
+    memory: int = 1 << 29,
 ) -> dict[str, Tensor]:
     """K models (K x shape each), the k-th trained on the known records and inputs[k] (K x shape, in
-    the data's own scale). Each run has noise of its own."""
+    the data's own scale). Each run has noise of its own. memory: bytes that the signals of one
+    chunk of runs may fill, roughly."""
     records = scaling.to_model(inputs.to(run.inputs)).flatten(1)
     wide = sum(w.shape[0] for w in run.start if w.ndim == 2)
     chunk = max(1, memory // (24 * wide * len(run.inputs)))

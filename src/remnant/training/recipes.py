@@ -183,17 +183,20 @@ def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
         ) from None
 
 
-MOST = 10**8
-"""Steps, epochs and records of a batch: a hundred times the longest training of the papers. What
-takes longer cannot be replayed, and a number beyond it is a slip or an attempt."""
 _Rule = tuple[str, Callable[[Any], bool]]
 _MORE: _Rule = ("more than 0", lambda value: 0 < value < sys.float_info.max)
 _SOME: _Rule = ("0 or more", lambda value: 0 <= value < sys.float_info.max)
 _SHARE: _Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
-_COUNT: _Rule = (
-    f"a whole number, 1 to {MOST}",
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST,
-)
+
+
+def _whole(most: int) -> _Rule:
+    """A whole number from 1 to `most`, and no bool."""
+    return f"a whole number, 1 to {most}", lambda v: type(v) is int and 1 <= v <= most
+
+
+# Steps, epochs and records of a batch: a hundred times the longest training of the papers. What
+# takes longer cannot be replayed, and a number beyond it is a slip or an attempt.
+_COUNT = _whole(10**8)
 _BETAS: _Rule = (
     "two numbers from 0 to below 1",
     lambda v: len(v) == 2 and 0 <= min(v) <= max(v) < 1,

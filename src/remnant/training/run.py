@@ -15,8 +15,8 @@ from remnant.errors import InputError, expected
 from remnant.training.basis import Basis, reduced
 from remnant.training.descent import (
     Ending,
-    Problem,
     Trace,
+    TrainingLoss,
     Walk,
     descend,
     descend_for_decay_time,
@@ -81,9 +81,18 @@ def train(
         **figures,
         **measures(examples, outputs, loss),
     }
-    series = _series(trace, walk.steps, loss)
-    final = named(trained)
-    return Trained(model=trained, initial=initial, final=final, trace=series, ledger=ledger)
+    return ended(trained, initial, trace, ledger)
+
+
+def ended(
+    model: nn.Module, initial: dict[str, Tensor], trace: Trace, ledger: dict[str, Any]
+) -> Trained:
+    """The books of a run; the trace's last point is the whole set's loss, as the ledger has it."""
+    steps, loss = ledger["steps"], ledger["loss"]
+    points = [(step, value) for step, value in trace.points if step < steps]
+    points += [(steps, loss)] if loss is not None else []
+    series = {"step": [float(step) for step, _ in points], "loss": [value for _, value in points]}
+    return Trained(model=model, initial=initial, final=named(model), trace=series, ledger=ledger)
 
 
 def prepare(
@@ -126,7 +135,7 @@ def measures(examples: Examples, outputs: Tensor, loss: float) -> dict[str, Any]
 
 def _problem(
     model: nn.Module, inputs: Tensor, labels: Tensor, loss: str, basis: Basis | None
-) -> tuple[Problem, list[Tensor]]:
+) -> tuple[TrainingLoss, list[Tensor]]:
     """The loss of that model on those inputs, and the weights at which it starts."""
     moving = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in moving]
@@ -134,7 +143,7 @@ def _problem(
     if basis:
         start.append(torch.ones((), dtype=torch.float64))
         outside = basis.outside.square().sum().item()
-    problem = Problem(
+    problem = TrainingLoss(
         model=model,
         parameters=moving,
         inputs=inputs,
@@ -146,7 +155,7 @@ def _problem(
 
 
 def _loop(
-    problem: Problem, walk: Walk, recipe: Recipe, generator: torch.Generator, trace: Trace
+    problem: TrainingLoss, walk: Walk, recipe: Recipe, generator: torch.Generator, trace: Trace
 ) -> Ending:
     if isinstance(recipe, DecayTime):
         return descend_for_decay_time(problem, walk, recipe, trace)
@@ -157,7 +166,7 @@ def _loop(
 
 @torch.no_grad()
 def _settle(
-    problem: Problem, walk: Walk, start: Sequence[Tensor], stopped: str
+    problem: TrainingLoss, walk: Walk, start: Sequence[Tensor], stopped: str
 ) -> tuple[str, float, Tensor]:
     """Go back to finite weights if need be: why it stopped, the loss there and the outputs."""
     outputs = problem.outputs(walk.weights)
@@ -173,13 +182,6 @@ def _settle(
     return "diverged", problem.loss(outputs, problem.labels).item(), outputs
 
 
-def _series(trace: Trace, steps: int, loss: float) -> dict[str, list[float]]:
-    """The trace with the whole set's loss as its last point."""
-    points = [(step, value) for step, value in trace.points if step < steps]
-    points += [(steps, loss)] if math.isfinite(loss) else []
-    return {"step": [float(step) for step, _ in points], "loss": [value for _, value in points]}
-
-
 def _outcome(recipe: Recipe, stopped: str, loss: float) -> str:
     if stopped in ("diverged", "stop_loss", "decay_time"):
         return "diverged" if stopped == "diverged" else "complete"
@@ -190,7 +192,7 @@ def _outcome(recipe: Recipe, stopped: str, loss: float) -> str:
 
 @torch.no_grad()
 def _put_back(
-    model: nn.Module, problem: Problem, weights: Sequence[Tensor], basis: Basis | None
+    model: nn.Module, problem: TrainingLoss, weights: Sequence[Tensor], basis: Basis | None
 ) -> None:
     names = [name for name, p in problem.model.named_parameters() if p.requires_grad]
     for name, value in zip(names, weights, strict=False):

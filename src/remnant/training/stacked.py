@@ -9,17 +9,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from remnant.gradients.factors import elementwise
 from remnant.training.losses import loss_named
 
 Forward = Callable[[Sequence[Tensor], Tensor, bool], Tensor]
 """(stacked weights, inputs, shared) -> K x c x n. Shared inputs are n x shape, own ones K x n x
 shape. Outputs come before records: products then need no transposing, and a softmax over ten
 entries that lie apart is twenty times as fast as over ten that lie together."""
-
-_ELEMENTWISE = (
-    nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU,
-    nn.Softplus, nn.Identity,
-)  # fmt: skip
 
 
 def stacked_forward(model: nn.Module) -> Forward:
@@ -69,15 +65,11 @@ def dense_layers(model: nn.Module) -> list[nn.Module] | None:
     layers = list(model)
     if layers and type(layers[0]) is nn.Flatten:
         layers = layers[1:]
-    if not all(type(layer) is nn.Linear or _elementwise(layer) for layer in layers):
+    if not all(type(layer) is nn.Linear or elementwise(layer) for layer in layers):
         return None
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     tied = len({id(layer) for layer in linear}) < len(linear)
     return None if tied or not layers or layers[0] is not linear[0] else layers
-
-
-def _elementwise(layer: nn.Module) -> bool:
-    return type(layer) in _ELEMENTWISE or bool(getattr(layer, "elementwise", False))
 
 
 def _mapped(model: nn.Module) -> Forward:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import zipfile
 from collections.abc import Iterator
@@ -90,7 +89,3 @@ def _fill(stream: IO[bytes], body: bytearray) -> int:
         room[: len(part)] = part
         room = room[len(part) :]
     return len(room)
-
-
-def array_of(body: bytes, what: str, budget: Budget) -> Array:
-    return read_array(io.BytesIO(body), what, budget)

@@ -18,7 +18,6 @@ RATIO = 400
 """Bytes in memory for one of a file: pixels packed 50 to 1 that become floats and are checked."""
 JSON_LIMIT = 16 * 1024**2
 """Bytes of a JSON file, which becomes up to thirty times as many; larger tables fit into npz."""
-EXTENTS = 1000  # pieces of a file looked at for holes; one of more pieces is no bomb
 
 Fault = type[RemnantError]
 
@@ -82,12 +81,15 @@ def check_file(path: Path, fault: Fault = DataError) -> tuple[int, int]:
         os.close(handle)
 
 
-def _held(handle: int, size: int) -> int:
-    """Bytes of a file that are not in its holes; all of them where the system does not tell."""
+def _held(handle: int, size: int, *, pieces: int = 1000) -> int:
+    """Bytes of a file that are not in its holes; all of them where the system does not tell.
+
+    pieces: how many are looked at for holes; a file of more is no bomb.
+    """
     if size < SMALL // RATIO or not hasattr(os, "SEEK_DATA"):
         return size
     held = end = 0
-    for _ in range(EXTENTS):
+    for _ in range(pieces):
         try:
             start = os.lseek(handle, end, os.SEEK_DATA)
             end = os.lseek(handle, start, os.SEEK_HOLE)

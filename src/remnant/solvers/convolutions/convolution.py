@@ -10,7 +10,7 @@ maxima, taken from the current estimate: then a small residual, not a proof, is 
 `determined` says whether the image is fixed: a residual of next to nothing, and hardly any room
 where the equations are weak (`room`; behind masks or maxima, a Jacobian of full rank instead).
 Among the images that fit an undetermined one, the returned is the smoothest difference from
-`start`.
+zero.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ def invert_features(
     *,
     input_shape: tuple[int, ...],
     bounds: tuple[Tensor | float, Tensor | float] | None = None,
-    start: Tensor | None = None,
     settings: Inversion | None = None,
     generator: torch.Generator,
 ) -> Images:
     """The images (k x input_shape) whose `features` (k x f) enter the model's first Linear.
 
-    `bounds` is the pixel box in the model's scale, `start` (input_shape or k x input_shape) where
-    each search begins: by default zero, or the box's middle where masks or maxima are unknown.
+    `bounds` is the pixel box in the model's scale. Each search begins at zero, or at the box's
+    middle where masks or maxima are unknown.
     """
     settings = settings or Inversion()
     prefix = read_prefix(model, input_shape)
@@ -102,16 +101,13 @@ def invert_features(
     if features.ndim != 2 or features.shape[1] != size:
         raise InputError(expected("features", f"k x {size}", tuple(features.shape)))
     low, high = _box(bounds, input_shape)
-    if start is None:
-        inside = bounds is not None and not prefix.affine
-        middle = (low + high) / 2 if inside else np.zeros(len(low))
-        start = torch.from_numpy(middle).view(input_shape)
-    first = start.detach().to(torch.float64).expand(k, *input_shape).flatten(1)
+    inside = bounds is not None and not prefix.affine
+    start = ((low + high) / 2 if inside else np.zeros(len(low))).clip(low, high)
     rough = _roughness(input_shape)
     found = []
     with task("images from features", k) as advance:
-        for target, x in zip(features.detach().double().numpy(), first.numpy(), strict=True):
-            problem = Problem(
+        for target in features.detach().double().numpy():
+            problem = FeatureEquations(
                 prefix=prefix,
                 target=target,
                 low=low,
@@ -119,7 +115,7 @@ def invert_features(
                 silent=settings.silent,
                 roughness=rough,
             )
-            found.append(_invert_one(problem, x.clip(low, high), settings, generator))
+            found.append(_invert_one(problem, start, settings, generator))
             advance()
     inputs, *figures = zip(*found, strict=True) if found else ((),) * 8
     residual, equations, condition, room, steps, weakest, unmet = map(torch.tensor, figures)
@@ -151,7 +147,7 @@ def _box(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Point:
+class Estimate:
     """One estimate: violations of the features' conditions and of the box, and the equations."""
 
     x: Vector
@@ -166,7 +162,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
+class FeatureEquations:
     """One image's features and box; `at` measures an estimate against them."""
 
     prefix: Prefix
@@ -180,7 +176,7 @@ class Problem:
     def norm(self) -> float:
         return max(float(np.linalg.norm(self.target)), float(np.finfo(float).tiny))
 
-    def at(self, x: Vector) -> Point:
+    def at(self, x: Vector) -> Estimate:
         values = [torch.from_numpy(x).view(1, *self.prefix.shape)]
         for step in self.prefix.steps:
             values.append(step(values[-1]))
@@ -195,11 +191,11 @@ class Problem:
         elif slope is not None:
             violation = z - np.where(target > 0, target, target / slope)
         outside = x - x.clip(self.low, self.high)
-        return Point(x=x, values=values, violation=violation, outside=outside, equation=equation)
+        return Estimate(x=x, values=values, violation=violation, outside=outside, equation=equation)
 
 
 def _invert_one(
-    problem: Problem, start: Vector, settings: Inversion, generator: torch.Generator
+    problem: FeatureEquations, start: Vector, settings: Inversion, generator: torch.Generator
 ) -> tuple[Vector, float, int, float, float, int, float, float]:
     """The image, its residual, its equations, their condition, its room, the steps taken, and
     `weakest` and `unmet` of `Images`.
@@ -232,7 +228,7 @@ def _invert_one(
 
 
 def _settle(
-    problem: Problem, at: Point, held: sp.csr_matrix, settings: Inversion
+    problem: FeatureEquations, at: Estimate, held: sp.csr_matrix, settings: Inversion
 ) -> tuple[Vector, float]:
     """The middle of the images that fit, if they are close, and how far from it they reach."""
     if not problem.prefix.affine:
@@ -254,7 +250,7 @@ def _settle(
     return at.x + shift if room < settings.within else at.x, room
 
 
-def _blame(problem: Problem, at: Point) -> Vector:
+def _blame(problem: FeatureEquations, at: Estimate) -> Vector:
     """How much of the squared violation touches each pixel's surroundings."""
     held = jacobian(problem.prefix, at.values, np.ones(len(at.violation), dtype=bool))
     blame = abs(held).T @ at.violation**2 + at.outside**2
@@ -264,7 +260,7 @@ def _blame(problem: Problem, at: Point) -> Vector:
     return spread
 
 
-def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, int]:
+def _descend(problem: FeatureEquations, at: Estimate, settings: Inversion) -> tuple[Estimate, int]:
     """Newton's method with Levenberg and Marquardt's damping; the end and the steps taken.
 
     For one convex layer it is next to none, and only picks among the images that fit: the smoothest
@@ -296,7 +292,7 @@ def _descend(problem: Problem, at: Point, settings: Inversion) -> tuple[Point, i
 
 def _newton(
     held: sp.csr_matrix,
-    at: Point,
+    at: Estimate,
     rows: NDArray[np.bool_],
     damping: float,
     rough: sp.csr_matrix | None,

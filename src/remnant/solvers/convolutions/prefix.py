@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remnant.errors import InputError, expected
-from remnant.solvers.layers import working
+from remnant.models.stack import working
 
 Step = nn.Conv2d | nn.ReLU | nn.LeakyReLU | nn.MaxPool2d
 LAYERS = "Conv2d, ReLU, LeakyReLU, MaxPool2d, AvgPool2d and Flatten before the first Linear"

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.gradients import gram, inner_products
+from remnant.models.stack import working
 from remnant.progress import Step, task
 from remnant.solvers.consensus import cluster
 from remnant.solvers.descent.objective import Objective, objective
 from remnant.solvers.descent.paper import normal
-from remnant.solvers.layers import leaves
 from remnant.types import Evidence
 
 
@@ -97,16 +97,14 @@ def search(
 
 def first_span(model: nn.Module, evidence: Evidence, count: int) -> Tensor | None:
     """count x d: leading right singular vectors of the first layer's change; None: not dense."""
-    for prefix, module in leaves(model):
-        if isinstance(module, nn.Linear):
-            change = evidence.vector[f"{prefix}weight"]
-            if count >= min(change.shape):
-                return None
-            rows: Tensor = torch.linalg.svd(change, full_matrices=False)[2]
-            return rows[:count].float().contiguous()
-        if not isinstance(module, nn.Flatten | nn.Identity | nn.Dropout):
-            return None
-    return None
+    prefix, first = next(iter(working(model, nn.Flatten)), ("", model))
+    if not isinstance(first, nn.Linear):
+        return None
+    change = evidence.vector[f"{prefix}weight"]
+    if count >= min(change.shape):
+        return None
+    rows: Tensor = torch.linalg.svd(change, full_matrices=False)[2]
+    return rows[:count].float().contiguous()
 
 
 def _placed(basis: Tensor | None, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:

@@ -21,9 +21,18 @@ from torch import Tensor
 
 Family = Literal["linear", "logistic", "poisson", "multinomial"]
 FAMILIES: tuple[Family, ...] = ("linear", "logistic", "poisson", "multinomial")
-GRID = 4000  # points at which a record's length is tried where no bias tells it
-BACKWARD = 32.0  # a direct solver's rounding error over that of storing its result (measured: 20)
-REACH = 8.0  # and how far, in powers of ten, around the length at residual one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    backward: float = 32.0  # a direct solver's rounding over that of storing its result, at most
+    # Where no bias tells a record's length: how far around the length at residual one it is looked
+    # for, in powers of ten, and at how many points; roots that lie closer together are missed.
+    reach: float = 8.0
+    points: int = 4000
+
+
+TOLERANCES = Tolerances()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,7 +131,7 @@ def rounding(
     moved = curvature(fit, inputs, weights).square() @ coefficients(fit).square().T
     residuals = weights[:, None] * (means(fit, inputs) - targets)
     terms = residuals.square().T @ widened(fit, inputs).square()
-    far = BACKWARD * (data_precision + coefficient_precision) * moved.mean().sqrt()
+    far = TOLERANCES.backward * (data_precision + coefficient_precision) * moved.mean().sqrt()
     return float(far + data_precision * terms.mean().sqrt())
 
 
@@ -162,7 +171,8 @@ def without_bias(fit: Fit, gradient: Tensor, target: Tensor, weight: float) -> l
         across = float(weight * (side @ (fit.weight @ along)))
         roots = quadratic(across, -float(weight * (side @ target)), size)
     else:
-        lengths = size / weight * torch.logspace(-REACH, REACH, GRID, dtype=torch.float64)
+        reach, points = TOLERANCES.reach, TOLERANCES.points
+        lengths = size / weight * torch.logspace(-reach, reach, points, dtype=torch.float64)
         grid = torch.cat([-lengths.flip(0), lengths])
         product = off(grid)[:-1] * off(grid)[1:]
         roots = [

@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.layers import leaves
+from remnant.models.stack import leaves
 
 IDLE = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)

@@ -32,18 +32,6 @@ from remnant.training.steps import slots, update
 Box = tuple[Tensor, Tensor]  # d each
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """What the rounds do. grids: how many look at the whole range of an entry; later ones go on
-    from the last. bright: how many search the brightness. plain: after how many they are
-    extrapolated. robust: misfits of a column count by their absolute values."""
-
-    grids: int = 3
-    bright: int = 0
-    plain: int = 3
-    robust: bool = False
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
     """The first layer's gradients, steps x K x h x d: known + own (steps x K x h) times the record.
@@ -148,16 +136,20 @@ def columns(
     rounds: int,
     still: Tensor,
     box: Box,
-    how: Rounds,
+    near: bool = False,
+    robust: bool = False,
 ) -> Minimum:
     """Rounds of the above from `starts` (K x 1 x shape); of each row the best point.
 
     seen: K x q, all weights. still: K x d, entries that are known to be 0. box: the least and the
     greatest value of each entry. The best is the one with the least sum of absolute misfits.
+    near: the starts are close, so that neither the whole range of an entry nor the brightness is
+    searched. robust: misfits of a column count by their absolute values.
     """
     n, grid = float(run.records), grid_of(box)
+    grids, bright, plain = (0, 0, TOLERANCES.near_plain) if near else TOLERANCES.far_rounds
     wanted = layer_of(run, first, seen)
-    x, past, since = starts.flatten(1), Past(), 0
+    x, past, since = starts.flatten(1), Anderson(), 0
     best, least, trace = x, torch.full_like(x[:, 0], torch.inf), []
     values = least
     with task("columns", rounds) as tick:
@@ -174,13 +166,13 @@ def columns(
             ended = bool((values <= 1e-3 * torch.finfo(x.dtype).eps).all())
             if since == TOLERANCES.patience or ended:
                 break
-            tried = grid if count < how.grids else grid[:0]
-            found = solve_columns(run, run.start[first], parts, wanted, x, tried, robust=how.robust)
+            tried = grid if count < grids else grid[:0]
+            found = solve_columns(run, run.start[first], parts, wanted, x, tried, robust=robust)
             found = torch.where(still, 0.0, found).clamp(*box)
-            if count < how.bright:
+            if count < bright:
                 x = found * brightness(run, found, starts, labels, seen, observe)[:, None]
             else:
-                x = found if count < how.plain else past.extrapolated(x, found - x)
+                x = found if count < plain else past.extrapolated(x, found - x)
             x = x.clamp(*box)
     return Minimum(points=best, values=values, evaluations=len(trace), trace=tuple(trace))
 
@@ -203,8 +195,9 @@ def brightness(
     return 1 + TOLERANCES.brighter * step.clamp(-2, 2)
 
 
-class Past:
-    """Points and how far a round moved them, row by row, for Anderson's extrapolation."""
+class Anderson:
+    """Anderson's extrapolation of a repetition, row by row: it keeps the last points and how far a
+    round moved each, and says where the moves would vanish."""
 
     def __init__(self) -> None:
         self.points: list[Tensor] = []

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remnant.training.fleet import SharedRun
 from remnant.training.stacked import stacked_forward
@@ -75,29 +74,12 @@ class Kinked(nn.Module):
         return bent if not self.low else self.low * x + (1 - self.low) * bent
 
 
-class KinkedSELU(nn.Module):
-    """SELU, whose slope falls from 1.76 to 1.05 at 0: ELU, which has no kink, less some ReLU."""
-
-    elementwise = True
-    scale, low = 1.0507009873554805, 1.6732632423543772
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self.bent = Kinked(alpha)
-
-    def forward(self, x: Tensor) -> Tensor:
-        bent: Tensor = self.bent(x)
-        return self.scale * (self.low * F.elu(x) - (self.low - 1) * bent)
-
-
 def kinked(module: nn.Module, alpha: float) -> nn.Module | None:
     """The module with a second derivative; None if it has no kink that is known of."""
     if isinstance(module, nn.ReLU):
         return Kinked(alpha)
     if isinstance(module, nn.LeakyReLU):
         return Kinked(alpha, low=module.negative_slope)
-    if isinstance(module, nn.SELU):
-        return KinkedSELU(alpha)
     at = getattr(module, "kink", None)  # max(at, x)
     return None if at is None else Kinked(alpha, at=float(at))
 
@@ -113,4 +95,6 @@ def with_kinks(run: SharedRun, alpha: float) -> SharedRun:
 
 
 def has_kinks(run: SharedRun) -> bool:
-    return any(kinked(module, 1.0) is not None for module in run.model.modules())
+    """Whether the end of the run jumps. (SELU's kink is slight: its plain derivative does.)"""
+    modules = list(run.model.modules())
+    return any(isinstance(m, nn.SELU) or kinked(m, 1.0) is not None for m in modules)

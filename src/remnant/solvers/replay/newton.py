@@ -20,7 +20,7 @@ from remnant.progress import task
 from remnant.solvers.numerics import Minimum, least_squares
 from remnant.solvers.replay.chart import Chart
 from remnant.solvers.replay.kinks import with_kinks
-from remnant.solvers.replay.unroll import Observe, pull_back, push_forward, states
+from remnant.solvers.replay.unroll import pull_back, push_forward, states
 from remnant.training.fleet import SharedRun
 
 
@@ -30,16 +30,15 @@ def gauss_newton(
     labels: Tensor,
     seen: Tensor,
     *,
-    observe: Observe,
     chart: Chart,
     bends: Sequence[float],
     inner: int,
 ) -> Minimum:
     """One full step for each of `bends` (see `kinks`; 0 = the plain derivative), from `starts`.
 
-    seen: K x q. inner: steps of conjugate gradients for each. Of all points the one with the least
-    sum of absolute misfits is kept, since a step need not come closer. Rows that end at rounding
-    are left alone.
+    seen: K x q, all weights in a row. inner: steps of conjugate gradients for each. Of all points
+    the one with the least sum of absolute misfits is kept, since a step need not come closer. Rows
+    that end at rounding are left alone.
     """
     n, point = float(run.records), chart.place(starts)
     best, least = point.clone(), torch.full_like(point[:, 0], torch.inf)
@@ -50,7 +49,7 @@ def gauss_newton(
             mine = chart.rows(left)
             records = mine.records(point[left], starts[left])
             path = states(run, records, labels[left])
-            gap = n * (seen[left] - observe(path[-1][: len(run.start)]))
+            gap = n * (seen[left] - in_a_row(path[-1][: len(run.start)]))
             value, size = gap.square().sum(1), gap.abs().sum(1)
             closer = size < least[left]
             better = left[closer]
@@ -63,10 +62,15 @@ def gauss_newton(
                 break
             point[left] += step(
                 with_kinks(run, bend) if bend else run,
-                path, records, labels[left], gap / n, observe, mine, inner,
+                path, records, labels[left], gap / n, mine, inner,
             )  # fmt: skip
             left = left[far]
     return Minimum(points=best, values=values, evaluations=len(trace), trace=tuple(trace))
+
+
+def in_a_row(weights: Sequence[Tensor]) -> Tensor:
+    """K x q: all weights (K x shape each), flat."""
+    return torch.cat([w.flatten(1) for w in weights], 1)
 
 
 def step(
@@ -75,7 +79,6 @@ def step(
     records: Tensor,
     labels: Tensor,
     gap: Tensor,
-    observe: Observe,
     chart: Chart,
     inner: int,
 ) -> Tensor:
@@ -87,24 +90,13 @@ def step(
     share = 1 / (size + size.median(1, keepdim=True).values).clamp(min=1e-30)
     weight = (share / share.amax(1, keepdim=True)).sqrt()
 
-    with torch.enable_grad():
-        leaves = [w.detach().requires_grad_() for w in end]
-        outputs = observe(leaves) * weight
-        dual = torch.zeros_like(outputs, requires_grad=True)
-        # Linear in `dual`, so that its gradient in it is the derivative along a direction.
-        pulled = torch.autograd.grad(
-            outputs, leaves, dual, create_graph=True, allow_unused=True, materialize_grads=True
-        )
-
     def forward(change: Tensor) -> Tensor:
         moved = push_forward(run, path, records, labels, chart.records(change, records))
-        (image,) = torch.autograd.grad(pulled, dual, moved, retain_graph=True)
-        return image
+        return weight * in_a_row(moved)
 
     def backward(pull: Tensor) -> Tensor:
-        adjoint = torch.autograd.grad(
-            outputs, leaves, pull, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        parts = (weight * pull).split([w[0].numel() for w in end], dim=1)
+        adjoint = [part.view_as(w) for part, w in zip(parts, end, strict=True)]
         return chart.pull(pull_back(run, path, records, labels, [*adjoint, *buffers]))
 
     return least_squares(forward, backward, gap * weight, iterations=inner)

@@ -14,6 +14,7 @@ from torch import Tensor
 from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
+from remnant.training.steps import first_state, update
 from remnant.types import Weights
 
 
@@ -52,11 +53,8 @@ def first_weight(run: SharedRun) -> int | None:
 
 def decayed(run: SharedRun) -> float:
     """What weight decay leaves of a weight that no record moves."""
-    weight, velocity = 1.0, 0.0
-    recipe = run.recipe
-    if isinstance(recipe, Adam):
-        return 1.0
-    for _ in run.rows:
-        velocity = recipe.momentum * velocity + recipe.weight_decay * weight
-        weight -= recipe.lr * velocity
-    return weight
+    still = torch.zeros(1, dtype=torch.float64)
+    state = first_state(run.recipe, [still + 1])
+    for step in range(len(run.rows)):
+        state = update(run.recipe, step, state, [still])
+    return float(state[0])

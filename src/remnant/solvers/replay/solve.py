@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,7 +16,7 @@ from remnant.solvers.replay.depend import idle_records
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import end_of_run
-from remnant.solvers.replay.ways import Problem, ReplaySettings, newton, solve, solvers_for
+from remnant.solvers.replay.ways import ReplayProblem, ReplaySettings, solve, solvers_for
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.types import Weights
@@ -78,12 +76,12 @@ def replay(
     entries. All in the model's scale.
     """
     settings, observation = settings or ReplaySettings(), observation or Observation()
-    problem = Problem(
+    problem = ReplayProblem(
         run=run,
         observation=observation,
         settings=settings,
         seen=observation.seen(run, released),
-        chart=chart_of(run, released) if settings.algebra and observation.whole else Chart(),
+        chart=chart_of(run, released) if observation.whole else Chart(),
         box=None
         if box is None
         else (box[0].flatten().to(run.inputs), box[1].flatten().to(run.inputs)),
@@ -92,44 +90,15 @@ def replay(
         if run.extra != 1:
             wanted = "one unknown record, or the labels of all"
             raise InputError(expected("replay: unknown records", wanted, run.extra))
-        return with_labels(problem, released, starts)
+        return in_rounds(problem, likely_labels(problem, released, starts))
     if labels.shape != starts.shape[:2] or labels.shape[1] != run.extra:
         got = f"{tuple(labels.shape)} labels and {tuple(starts.shape)} starts"
         raise InputError(expected("replay", f"K x {run.extra} and K x {run.extra} x shape", got))
     return in_rounds(problem, Begun(points=starts, labels=labels))
 
 
-def with_labels(problem: Problem, released: Weights, starts: Tensor) -> Replayed:
-    """Labels that lead first; rows that came near get a second chance with all of them, followed
-    up for longer."""
-    first = in_rounds(problem, likely_labels(problem, released, starts))
-    wrong = first.residual > max(problem.tolerance, problem.settings.tolerance)
-    left = (wrong & (first.residual < problem.settings.hopeful)).nonzero()[:, 0]
-    # Where the run jumps, the first chance has tried all ways already, at many times the cost.
-    if not len(left) or len(starts) == 1 or problem.jumps:
-        return first
-    settings = problem.settings
-    wider = replace(
-        problem.rows(left),
-        settings=replace(
-            settings,
-            doubt=math.inf,
-            labels_tried=len(starts),
-            label_evaluations=2 * settings.label_evaluations,
-        ),
-    )
-    chosen = {name: weights[left] for name, weights in released.items()}
-    second = in_rounds(wider, likely_labels(wider, chosen, starts))
-    better = second.residual < first.residual[left]
-    merged = {name: getattr(first, name).clone() for name in Replayed.EACH}
-    for name, values in merged.items():
-        values[left[better]] = getattr(second, name)[better]
-    trace = first.trace + second.trace
-    return Replayed(**merged, evaluations=first.evaluations + second.evaluations, trace=trace)
-
-
-def in_rounds(problem: Problem, begun: Begun) -> Replayed:
-    """Gauss-Newton steps where the run jumps, then evaluations for the rows not matched by them."""
+def in_rounds(problem: ReplayProblem, begun: Begun) -> Replayed:
+    """The problem's solvers in turn, each for the rows that those before have not matched."""
     points, labels, before = begun.points.clone(), begun.labels, begun.before
     left = torch.arange(len(points))
     residual = torch.full((len(points),), torch.inf, dtype=points.dtype)
@@ -148,7 +117,7 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
             break
     assert before is not None
     matched = residual <= problem.tolerance
-    idle, determined = held(problem, points, labels, matched, before)
+    idle, determined = idle_and_determined(problem, points, labels, matched, before)
     return Replayed(
         records=points,
         labels=labels,
@@ -161,10 +130,14 @@ def in_rounds(problem: Problem, begun: Begun) -> Replayed:
     )
 
 
-def held(
-    problem: Problem, records: Tensor, labels: Tensor, matched: Tensor, before: Tensor
+def idle_and_determined(
+    problem: ReplayProblem, records: Tensor, labels: Tensor, matched: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`idle` and `determined` of `Replayed`."""
+    """The fields `idle` (K x m) and `determined` (K) of `Replayed` for records K x m x shape.
+
+    matched: K, whether the run with them ends at the released weights; others are not looked at.
+    before: K, the misfit that counts as 1.
+    """
     idle = torch.zeros_like(labels, dtype=torch.bool)
     if bool(matched.any()):
         idle[matched] = idle_records(
@@ -174,11 +147,15 @@ def held(
     determined = ~idle.any(1) & (problem.seen.shape[1] >= records[0].numel())
     sure = (matched & determined).nonzero()[:, 0]
     if len(sure) and not problem.observation.whole:
-        determined[sure] = ~another(problem.rows(sure), records[sure], labels[sure], before[sure])
+        determined[sure] = ~matches_elsewhere(
+            problem.rows(sure), records[sure], labels[sure], before[sure]
+        )
     return idle, determined
 
 
-def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -> Tensor:
+def matches_elsewhere(
+    problem: ReplayProblem, records: Tensor, labels: Tensor, before: Tensor
+) -> Tensor:
     """K: whether a search from a little beside the found records matches the run elsewhere.
 
     Some layers, or logits, may be many numbers and yet hold few directions of a record.
@@ -187,14 +164,12 @@ def another(problem: Problem, records: Tensor, labels: Tensor, before: Tensor) -
     draw = torch.randn(records.shape[1:], generator=generator, dtype=torch.float64).to(records)
     known = problem.run.inputs
     far = TOLERANCES.move * (known if len(known) else records).std()
-    plain = replace(problem, settings=replace(problem.settings, bends=(0.0,) * 4))
-    solver = newton if problem.jumps else solve
-    found = solver(plain, records + far * draw, labels, problem.settings.evaluations)
+    found = solve(problem, records + far * draw, labels, problem.settings.evaluations)
     apart = (problem.chart.records(found.points, records) - records).flatten(1).square().mean(1)
     return (found.values <= problem.tolerance * before) & (apart.sqrt() > far / 2)
 
 
-def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
+def likely_labels(problem: ReplayProblem, released: Weights, starts: Tensor) -> Begun:
     """For each target where its best class's short run ended, and that class.
 
     One run per class ranks them, mostly by the later layers (for Adam by absolute values over
@@ -212,10 +187,7 @@ def likely_labels(problem: Problem, released: Weights, starts: Tensor) -> Begun:
     labels = tried.indices[targets, places][:, None]
     points = starts[labels[:, 0]][:, None]
     many = problem.rows(targets)
-    short = solvers_for(problem)[0]
-    if short is newton:
-        short = partial(newton, steps=slice(2))
-    found = short(many, points, labels, settings.label_evaluations)
+    found = solvers_for(problem)[0](many, points, labels, settings.label_evaluations)
     ended = many.chart.records(found.points, points)
     each = torch.arange(len(targets)).split(torch.bincount(targets).tolist())
     best = torch.stack([mine[found.values[mine].argmin()] for mine in each])

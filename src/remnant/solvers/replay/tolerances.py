@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    # L-BFGS and Gauss-Newton through a run.
-    armijo: float = 1e-4  # share of the expected fall that a step must bring
-    bend: float = 10.0  # of the kinks where Gauss-Newton did not arrive and a line search goes on
     # What the first layer tells.
     clear: float = 1e3  # how far a direction must stand above the next: its error is the inverse
     least_scale: float = 0.03  # of an entry, over the mean scale: rare entries are not frozen
@@ -17,6 +14,10 @@ class Tolerances:
     grid_even: int = 16  # values of an entry that are tried, evenly over its range
     grid_fine: int = 6  # and by half decades towards 0
     column_steps: int = 3  # Gauss-Newton steps for each column and round
+    # Rounds that look at the whole range of an entry, that search the brightness, and after which
+    # they are extrapolated: too few miss the basin, more only take longer.
+    far_rounds: tuple[int, int, int] = (3, 8, 3)
+    near_plain: int = 12  # rounds before extrapolation where a Gauss-Newton step brought it near
     brighter: float = 0.06  # change of brightness that is tried either way
     history: int = 10  # rounds that Anderson's extrapolation remembers
     patience: int = 12  # rounds without a smaller misfit

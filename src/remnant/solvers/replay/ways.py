@@ -12,12 +12,11 @@ from torch import Tensor
 from remnant.progress import task
 from remnant.solvers.numerics import Minimum, joined, minimise
 from remnant.solvers.replay.chart import Chart
-from remnant.solvers.replay.columns import Box, Rounds, columns
-from remnant.solvers.replay.kinks import has_kinks, with_kinks
+from remnant.solvers.replay.columns import Box, columns
+from remnant.solvers.replay.kinks import has_kinks
 from remnant.solvers.replay.newton import gauss_newton
 from remnant.solvers.replay.observe import Observation
 from remnant.solvers.replay.outside import first_weight
-from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import misfit
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
@@ -41,19 +40,17 @@ class ReplaySettings:
     label_evaluations: int = 12  # of each of them
     doubt: float = 1.1  # labels whose first guess is within that of the best one's are followed up
     tolerance: float = 1e-4
-    hopeful: float = 0.5  # residuals between the tolerance and that are tried with all labels
     bends: tuple[float, ...] = (
         3.0, 3.0, 10.0, 10.0, 30.0, 30.0, 30.0, 100.0, 100.0, 100.0, 300.0, 300.0,
         0.0, 0.0, 0.0, 0.0,
     )  # fmt: skip
     """Gauss-Newton steps for networks with ReLU, see `newton`."""
     inner: int = 12  # conjugate gradients of each of them
-    algebra: bool = True  # use what the first layer tells, see `chart`
     memory: int = 1 << 30  # bytes that the kept states of a run may fill
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
+class ReplayProblem:
     """K runs to match. seen: K x q of what is observed."""
 
     run: SharedRun
@@ -63,20 +60,14 @@ class Problem:
     chart: Chart
     box: Box | None = None
 
-    def rows(self, index: Tensor) -> Problem:
+    def rows(self, index: Tensor) -> ReplayProblem:
         return replace(self, seen=self.seen[index], chart=self.chart.rows(index))
 
     @property
     def columnar(self) -> bool:
         """Whether one record is unknown and all weights that read its entries are seen."""
-        told = self.settings.algebra and self.observation.whole and self.run.extra == 1
+        told = self.observation.whole and self.run.extra == 1
         return told and first_weight(self.run) is not None
-
-    @property
-    def jumps(self) -> bool:
-        """Whether the run jumps, and by steps that Gauss-Newton can follow."""
-        descent = not isinstance(self.run.recipe, Adam)
-        return bool(self.settings.bends) and has_kinks(self.run) and descent
 
     @property
     def tolerance(self) -> float:
@@ -90,27 +81,23 @@ class Problem:
         return float(self.settings.tolerance**power)
 
 
-Solver = Callable[[Problem, Tensor, Tensor, int], Minimum]
+Solver = Callable[[ReplayProblem, Tensor, Tensor, int], Minimum]
 """(problem, starts, labels, evaluations) -> points in the problem's chart."""
 
 
-def solvers_for(problem: Problem) -> tuple[Solver, ...]:
+def solvers_for(problem: ReplayProblem) -> tuple[Solver, ...]:
     """In turn, for the rows that those before have not matched."""
-    kinks = has_kinks(problem.run)
-    if problem.columnar and (kinks or isinstance(problem.run.recipe, Adam)):
-        first = partial(by_columns, how=Rounds(bright=8 * kinks, robust=kinks))
-        if not kinks:
-            return first, partial(by_columns, how=Rounds(bright=8)), solve
-        near = partial(by_columns, how=Rounds(grids=0, plain=12, robust=True))
-        if not problem.jumps:
-            return first, near, solve
-        return first, partial(newton, steps=slice(3, None, 2)), near, newton, near, solve
-    return (newton, partial(solve, bend=TOLERANCES.bend), solve) if problem.jumps else (solve,)
+    kinks, adam = has_kinks(problem.run), isinstance(problem.run.recipe, Adam)
+    if not problem.columnar or not (kinks or adam):
+        return (solve,)
+    far = partial(by_columns, robust=kinks)
+    if not kinks:
+        return (far, solve)
+    near = partial(by_columns, near=True, robust=True)
+    return (far, near) if adam or not problem.settings.bends else (far, newton, near)
 
 
-def newton(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, steps: slice = slice(None)
-) -> Minimum:
+def newton(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
     """Gauss-Newton steps for runs that jump; as many rows at once as fit the memory. They cost
     what they cost, whatever the evaluations."""
     run, settings = problem.run, problem.settings
@@ -118,9 +105,8 @@ def newton(
     chunk = settings.memory // (state * (1 + len(run.rows)) * starts.element_size())
     parts = [
         gauss_newton(
-            run, starts[rows], labels[rows], problem.seen[rows],
-            observe=problem.observation.of(run), chart=problem.chart.rows(rows),
-            bends=settings.bends[steps], inner=settings.inner,
+            run, starts[rows], labels[rows], problem.seen[rows], chart=problem.chart.rows(rows),
+            bends=settings.bends, inner=settings.inner,
         )
         for rows in torch.arange(len(starts)).split(max(1, chunk))
     ]  # fmt: skip
@@ -128,7 +114,13 @@ def newton(
 
 
 def by_columns(
-    problem: Problem, starts: Tensor, labels: Tensor, evaluations: int, how: Rounds
+    problem: ReplayProblem,
+    starts: Tensor,
+    labels: Tensor,
+    evaluations: int,
+    *,
+    near: bool = False,
+    robust: bool = False,
 ) -> Minimum:
     """Rounds of `columns`, as many rows at once as fit the memory."""
     run, chart, first = problem.run, problem.chart, first_weight(problem.run)
@@ -137,9 +129,9 @@ def by_columns(
     kept = 4 * len(run.rows) * run.start[first].numel() * starts.element_size()
     parts = [
         columns(
-            run, starts[rows], labels[rows], problem.seen[rows], first=first, how=how,
+            run, starts[rows], labels[rows], problem.seen[rows], first=first, near=near,
             observe=problem.observation.of(run), rounds=evaluations, still=still[rows].bool(),
-            box=problem.box or known_box(run),
+            box=problem.box or known_box(run), robust=robust,
         )
         for rows in torch.arange(len(starts)).split(max(1, problem.settings.memory // kept))
     ]  # fmt: skip
@@ -152,13 +144,7 @@ def known_box(run: SharedRun) -> Box:
     return run.inputs.min() * like, run.inputs.max() * like
 
 
-def solve(
-    problem: Problem,
-    starts: Tensor,
-    labels: Tensor,
-    evaluations: int,
-    bend: float = 0.0,
-) -> Minimum:
+def solve(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
     """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
 
     The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
@@ -166,11 +152,10 @@ def solve(
     """
     run, settings, chart = problem.run, problem.settings, problem.chart
     observe, scale = problem.observation.of(run), float(run.records)
-    mine = with_kinks(run, bend) if bend else run
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = misfit(
-            mine,
+            run,
             chart.records(point, starts),
             labels,
             lambda weights: observe(weights) * scale,

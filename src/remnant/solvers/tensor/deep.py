@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.layers import working
+from remnant.models.stack import working
 from remnant.solvers.tensor.eavesdrop import BIJECTIONS, Layer, undo_directions, undo_layers
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 from remnant.types import Weights

@@ -1,1 +1,0 @@
-"""One gradient: every record of the batch that it sums over."""

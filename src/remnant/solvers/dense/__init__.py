@@ -1,0 +1,1 @@
+"""Dense layers: records behind one gradient, or between two checkpoints."""

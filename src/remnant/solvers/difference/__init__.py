@@ -1,1 +1,0 @@
-"""Two checkpoints: the records whose training moved one set of weights to the other."""
