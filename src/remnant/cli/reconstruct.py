@@ -247,7 +247,7 @@ def print_scores(finding: Finding) -> None:
     from remnant.bundle import NULLS
 
     of, threshold = finding.records, finding.threshold
-    columns = [f"corr > {threshold:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4"]
+    columns = [f"corr > {threshold or 0:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4"]
     keys = ["median_squared_l2", "max_squared_l2", "good_ssim"]
     if finding.summary.get("protocol") == "texts":
         columns, keys = (

@@ -25,6 +25,7 @@ from remnant.models import align, build, infer_model, load_weights, parse_model,
 from remnant.models.foreign import check_outputs, real_outputs
 from remnant.models.linear_estimators import recipe
 from remnant.models.linear_files import LinearModel, linear_target, read_linear
+from remnant.models.optimizers import read_optimizer
 from remnant.models.skops_files import read_skops
 from remnant.models.tokens import give_logits, longest_of, takes_tokens
 from remnant.store import hash_tensors
@@ -46,11 +47,15 @@ def read_target(
 
     model, shape = released or read_released(spec)
     read = read_weights if directory_of(spec) is None else read_held
+    saved = None if spec.gradient is None else read_optimizer(spec.gradient, model)
     held = {
         kind: align(model, read(path), what=f"--{kind} {path}")
         for kind in ("initial", "gradient")
-        if (path := getattr(spec, kind)) is not None
+        if (path := getattr(spec, kind)) is not None and (kind == "initial" or saved is None)
     }
+    if saved is not None:
+        held["gradient"], before = saved
+        held |= {"initial": before} if before is not None and "initial" not in held else {}
     tokens = takes_tokens(model)
     public = read_records(spec, model, spec.public) if spec.public else None
     if tokens:

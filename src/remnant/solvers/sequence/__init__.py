@@ -1,0 +1,1 @@
+"""Transformers: sequences of tokens, or images, out of the gradients of their linear layers."""
