@@ -109,14 +109,14 @@ def _behind_norm(
     through = coming * evidence.start[norm.weight]
     through = through - through.mean(1, keepdim=True) - unit * (through * unit).mean(1, keepdim=True)
     matrix = stacked(evidence.vector, [out])[0].T  # width x (width + 1), the bias last
-    inverse = _solve(through.T, (matrix[:, -1] - past.sum(0))[:, None])
+    inverse = solve(through.T, (matrix[:, -1] - past.sum(0))[:, None])
     signals = past + inverse * through
-    gathered = _solve(signals.T, matrix)[:, :-1]
+    gathered = solve(signals.T, matrix)[:, :-1]
     added = linear(evidence.start, out, gathered)
     before = unit / inverse - added
     return States(before=before - before.mean(1, keepdim=True), gathered=gathered)
 
 
-def _solve(columns: Tensor, wanted: Tensor) -> Tensor:
+def solve(columns: Tensor, wanted: Tensor) -> Tensor:
     """Least squares, by the driver whose last bits do not vary."""
     return torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
