@@ -108,7 +108,7 @@ def recover_texts(
         inputs = normed(evidence.start, layout.blocks[0].attention_norm, inputs)
     kinds = Kinds(inputs=inputs, places=pairs[:, 0])
     said = group(layout, evidence.start, kinds, kind, states.gathered)
-    rows = [pairs[list(record), 1].tolist() for record in most_said(said, kind.tolist())]
+    rows = [pairs[list(record), 1].tolist() for record in most_said(said)]
     return Texts(
         rows=rows,
         counted=counted,

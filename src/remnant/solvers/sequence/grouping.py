@@ -8,7 +8,6 @@ record and 0 for others: linear in m, as many equations as the model is wide, fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,11 +67,14 @@ def _members(columns: Tensor, places: Tensor, own: int) -> Record | None:
     return tuple(chosen) if whole else None
 
 
-def most_said(said: Counter[Record], own: Sequence[int]) -> list[Record]:
-    """Different records that share out the tokens, those that most tokens speak for first."""
-    left, kept = Counter(own), list[Record]()
+def most_said(said: Counter[Record]) -> list[Record]:
+    """The records that most tokens speak for, each with a kind that those before it do not have.
+
+    Tokens whose states differ by less than rounding count as one, so kinds may be in many records.
+    """
+    covered, kept = set[int](), list[Record]()
     for record, _ in sorted(said.items(), key=lambda item: (-item[1], item[0])):
-        if all(left[kind] > 0 for kind in record):
-            left.subtract(record)
+        if not covered.issuperset(record):
+            covered.update(record)
             kept.append(record)
     return kept

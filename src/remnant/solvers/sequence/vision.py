@@ -153,7 +153,7 @@ def together(
     kinds, kind = own.unique(return_inverse=True)
     rows = Kinds(inputs=normed(weights, norm, inputs[kinds]), places=places[kinds])
     said = group(layout, weights, rows, kind, states.gathered)
-    records = most_said(said, kind.tolist())
+    records = most_said(said)
     return [tuple(kinds[list(record)].tolist()) for record in records
             if len(record) == patches.count + 1]  # fmt: skip
 
