@@ -1,0 +1,220 @@
+"""Which tokens are in the batch, and in which order: prefixes grown place by place.
+
+Attention of the first block reads the norm of token + position alone, so its gradient tells which
+tokens there are, by one pass over the vocabulary. The order comes from what the perceptron of the
+first block and the attention of the second read: that depends on the whole prefix. All prefixes of
+a length, each with every candidate for its next token, are tested at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from remnant.progress import task
+from remnant.solvers.sequence.decoder import Decoder
+from remnant.solvers.sequence.spans import InputSpan, cut
+from remnant.solvers.sequence.tolerances import Tolerances
+
+Text = tuple[int, ...]
+
+
+@torch.no_grad()
+def token_residuals(decoder: Decoder, span: InputSpan, tokens: Tensor, places: range) -> Tensor:
+    """How far each token at each place is from what the first block's attention read: n x places.
+
+    The norm of (token + position) is linear in both but for its size, and the squared size has a
+    part of each and their product: three matrix products for all pairs.
+    """
+    block, weights = decoder.layout.blocks[0], decoder.weights
+    norm, states = block.attention_norm, decoder.tokens[tokens]
+    spots = decoder.places[places.start : places.stop]
+    probes = span.probes.to(states)
+    width = states.shape[1]
+    shift = probes[width] if span.biased else torch.zeros_like(probes[0])
+    sample = decoder.read(block, states[:: max(1, len(states) // 256)] + spots[0])
+    unit = span.unit / float(sample.norm(dim=1).median())
+    if not decoder.layout.norm_first:
+        near, far = states @ probes[:width], spots @ probes[:width]
+        return torch.stack([(near + row + shift).norm(dim=1) for row in far], 1) * unit
+    if norm.bias is not None:
+        shift = shift + weights[norm.bias] @ probes[:width]
+    if norm.centred:
+        states, spots = (x - x.mean(1, keepdim=True) for x in (states, spots))
+    turned = weights[norm.weight][:, None] * probes[:width]
+    near, far = states @ turned, spots @ turned
+    size = states.square().mean(1), spots.square().mean(1), 2 * states @ spots.T / width
+    residuals = states.new_empty(len(states), len(spots))
+    for k in range(len(spots)):
+        scale = (size[0] + size[1][k] + size[2][:, k] + norm.eps).rsqrt()
+        residuals[:, k] = ((near + far[k]) * scale[:, None] + shift).norm(dim=1)
+    return residuals * unit
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """The tokens found: in the batch at all, and at which of `length` places each may stand."""
+
+    found: Tensor
+    at: list[Tensor]
+    worst: float  # residual of those found
+    best: float  # and of the others
+
+
+def find_tokens(
+    decoder: Decoder,
+    span: InputSpan,
+    among: Tensor,
+    length: int | None,
+    tolerances: Tolerances,
+) -> Tokens:
+    """Tokens of the batch out of `among`, at places below `length`; None: until none is found."""
+    longest = len(decoder.places) if length is None else length
+    step = tolerances.places if length is None else longest
+    if decoder.turns is not None:
+        step = longest = 1  # the same at every place
+    parts = list[Tensor]()
+    with task("tokens of the batch", longest) as advance:
+        for start in range(0, longest, step):
+            places = range(start, min(longest, start + step))
+            parts.append(token_residuals(decoder, span, among, places))
+            advance(len(places))
+            if length is None and not bool((parts[-1] < cut(parts[0], tolerances)).any()):
+                break
+    residuals = torch.cat(parts, 1)
+    hit = residuals < cut(residuals.flatten(), tolerances)
+    rest = residuals[~hit]
+    return Tokens(
+        found=among[hit.any(1)],
+        at=[among[column] for column in hit.T],
+        worst=float(residuals[hit].max()) if bool(hit.any()) else 0.0,
+        best=float(rest.min()) if len(rest) else 1.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prefixes:
+    """leaves: prefixes that no token continues. accepted, rejected: the largest residual of a kept
+    prefix and the smallest of another, place by place. crowded: too many to go on."""
+
+    leaves: list[Text]
+    accepted: list[float] = field(default_factory=list)
+    rejected: list[float] = field(default_factory=list)
+    crowded: bool = False
+
+
+@dataclass(eq=False)
+class _Grown:
+    """Prefixes of one length: tokens (n x length), and keys and values of the first block."""
+
+    tokens: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+@torch.no_grad()
+def grow(
+    decoder: Decoder,
+    spans: Mapping[str, InputSpan],
+    candidates: list[Tensor],
+    longest: int,
+    tolerances: Tolerances,
+) -> Prefixes:
+    """All prefixes that the batch has. spans: "up" of the first block, "next" of the second's
+    attention, as far as their null spaces are there. candidates: tokens by place, or for all."""
+    layout, like = decoder.layout, decoder.tokens
+    empty = like.new_zeros(1, 0, layout.heads, layout.head_width)
+    alive = _Grown(tokens=torch.zeros(1, 0, dtype=torch.int64), keys=empty, values=empty)
+    leaves, accepted, rejected = list[Text](), list[float](), list[float]()
+    level = tolerances.far
+    with task("prefixes", longest) as advance:
+        for place in range(longest):
+            choice = candidates[place] if len(candidates) > 1 else candidates[0]
+            residuals, keys, values = _tested(decoder, spans, alive, choice, place, tolerances)
+            bound = min(cut(residuals.flatten(), tolerances), tolerances.room * level)
+            keep = residuals < bound
+            if bool(keep.any()):
+                usual = max(tolerances.near, float(residuals[keep].median()))
+                level = usual if place == 0 else max(level, usual)
+                accepted.append(float(residuals[keep].max()))
+            if not bool(keep.all()):
+                rejected.append(float(residuals[~keep].min()))
+            ended = alive.tokens[~keep.any(1)] if place else alive.tokens[:0]
+            leaves += [tuple(row) for row in ended.tolist()]
+            old, new = keep.nonzero(as_tuple=True)
+            if len(old) > tolerances.most_prefixes:
+                return Prefixes(leaves=[], accepted=accepted, rejected=rejected, crowded=True)
+            alive = _Grown(
+                tokens=torch.cat([alive.tokens[old], choice[new][:, None]], 1),
+                keys=torch.cat([alive.keys[old], keys[new][:, None]], 1),
+                values=torch.cat([alive.values[old], values[new][:, None]], 1),
+            )
+            advance(note=f"{len(old)} prefixes")
+            if not len(old):
+                break
+    leaves += [tuple(row) for row in alive.tokens.tolist()]
+    return Prefixes(leaves=_told_apart(leaves), accepted=accepted, rejected=rejected)
+
+
+def _tested(
+    decoder: Decoder,
+    spans: Mapping[str, InputSpan],
+    alive: _Grown,
+    choice: Tensor,
+    place: int,
+    tolerances: Tolerances,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Residuals of every prefix with every choice (n x c), and the choices' keys and values."""
+    layout, block = decoder.layout, decoder.layout.blocks[0]
+    states = decoder.enters(choice, place)
+    query, key, value = decoder.heads(block, decoder.read(block, states), place)
+    scale = layout.head_width**-0.5
+    own = (query * key).sum(-1) * scale
+    residuals = states.new_empty(len(alive.tokens), len(choice))
+    each = max(1, len(choice) * max(layout.width, layout.heads * (place + 1)))
+    step = max(1, tolerances.block // each)
+    for start in range(0, len(alive.tokens), step):
+        part = slice(start, start + step)
+        scores = torch.einsum("chw,nkhw->nchk", query, alive.keys[part]) * scale
+        mine = own[None, :, :, None].expand(len(scores), -1, -1, -1)
+        share = torch.cat([scores, mine], -1).softmax(-1)
+        mixed = torch.einsum("nchk,nkhw->nchw", share[..., :-1], alive.values[part])
+        mixed = (mixed + share[..., -1:] * value).flatten(2)
+        residuals[part] = _residuals(decoder, spans, states, mixed, tolerances)
+    return residuals, key, value
+
+
+def _residuals(
+    decoder: Decoder,
+    spans: Mapping[str, InputSpan],
+    states: Tensor,
+    mixed: Tensor,
+    tolerances: Tolerances,
+) -> Tensor:
+    """The larger of the two residuals, n x c; the second is computed where the first is small."""
+    block = decoder.layout.blocks[0]
+    after, inputs = decoder.attended(block, states, mixed)
+    found = spans["up"].residual(inputs) if "up" in spans else torch.zeros(inputs.shape[:2])
+    close = found < tolerances.far
+    if "next" in spans and bool(close.any()):
+        left = decoder.leaves(block, after[close], inputs[close])
+        read = decoder.read(decoder.layout.blocks[1], left)
+        found[close] = torch.maximum(found[close], spans["next"].residual(read))
+    return found
+
+
+def _told_apart(leaves: list[Text]) -> list[Text]:
+    """Without [v, v], ...: where keys are rotated and not the values, v after v is in v's state."""
+    longer = {leaf[0] for leaf in leaves if len(set(leaf)) > 1}
+    kept = dict[Text, None]()
+    for leaf in leaves:
+        if len(set(leaf)) > 1:
+            kept[leaf] = None
+        elif leaf and leaf[0] not in longer:
+            kept[leaf[:1]] = None
+    return list(kept)
+
+

@@ -1,0 +1,27 @@
+"""The numbers that decide when sequences are read out of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """Residuals are relative: 0 for a state that was an input of a layer, 1 for a random one."""
+
+    gap: float = 5.0  # fall of a spectrum that ends it; smaller ones are seen inside spectra too
+    above: float = 1.5  # a singular value that is no rounding is so many times what rounding leaves
+    probes: int = 64  # directions of a null space that are looked at: more cost time, fewer chance
+    near: float = 1e-5  # residuals below are rounding of float32: never told apart
+    far: float = 0.3  # residuals above are of others, whatever the noise; below, a gap decides
+    room: float = 30.0  # how many times the usual residual of a right prefix another may have
+    most_tokens: int = 4000  # candidates for a place; more than that and the test tells nothing
+    most_prefixes: int = 2000  # kept at a time: more come only of a null space that is too small
+    block: int = 1 << 24  # numbers held at a time in products over the vocabulary
+    places: int = 64  # positions tried at a time where nothing says how long texts are
+    labels: int = 8  # different next tokens of one prefix that no longer prefix shows
+    explained: float = 3.0  # a further label must make what is unexplained so many times smaller
+    silent: float = 1e-3  # weight of a prefix's loss, against the usual, that counts as none
+    whole: float = 0.05  # how far from a whole number a sequence's count may be
+    returned: float = 1e-4  # relative error of the gradient computed again, from float32 and better
+    rounded: float = 1.0  # the same from coarser numbers, in units of their rounding
