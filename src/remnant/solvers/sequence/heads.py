@@ -1,0 +1,182 @@
+"""The certificate of records found in any order: the gradient computed again, and the labels.
+
+The loss is not told. What it sends back to the outputs is read off the gradient: of a classifier by
+least squares on its last layer, of a language model from the last block, where each token's share
+is known, against every label that its bias names. All else must then follow: millions of equations
+in which nothing is left to choose.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from remnant.models.tokens import outputs_for
+from remnant.solvers.sequence.layouts import Layout, Linear, at_path, stacked
+from remnant.solvers.sequence.states import solve
+from remnant.types import Evidence
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Again:
+    """error: of the gradient computed again, relative. labels: classes (n), or tokens (n x length,
+    -1 where the loss does not look); None where they could not be told."""
+
+    error: float
+    labels: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Guess:
+    """A gradient at the outputs, and the labels that it means."""
+
+    signals: Tensor
+    labels: Tensor | None
+
+
+def compute_again(model: nn.Module, layout: Layout, evidence: Evidence, inputs: Tensor) -> Again:
+    """The best of what these inputs (n x shape, in the model's scale, or n x length tokens with -1
+    after the end) give back, by its relative error over all parameters."""
+    if layout.head is None:
+        raise ValueError("a layout without a head gives no outputs")
+    model = copy.deepcopy(model).double().eval()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    down = layout.blocks[-1].down
+    with torch.enable_grad(), _watched(model, layout.head, down) as seen:
+        outputs = outputs_for(model, inputs)
+        assert isinstance(outputs, Tensor)
+        if outputs.ndim == 2:
+            guesses = _of_classes(layout.head, evidence, outputs.detach(), seen["head"][0].detach())
+        else:
+            here = inputs >= 0
+            guesses = [_of_tokens(layout, evidence, outputs.detach(), seen, here)]
+        best = Again(error=float("inf"), labels=None)
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        for guess in guesses:
+            found = torch.autograd.grad(
+                outputs, parameters, guess.signals, retain_graph=True, allow_unused=True
+            )
+            error = _error(evidence, dict(zip(names, found, strict=True)))
+            if error < best.error:
+                best = Again(error=error, labels=guess.labels)
+    return best
+
+
+@contextmanager
+def _watched(model: nn.Module, head: Linear, down: Linear) -> Iterator[dict[str, list[Tensor]]]:
+    """The inputs and outputs of the head and of the last block's last layer, as they pass."""
+    seen: dict[str, list[Tensor]] = {}
+    hooks = []
+    for name, layer in (("head", head), ("down", down)):
+        module = _module_with(model, layer)
+        hooks.append(module.register_forward_hook(
+            lambda m, given, out, name=name: seen.__setitem__(name, [given[0], out])))  # fmt: skip
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _module_with(model: nn.Module, layer: Linear) -> nn.Module:
+    """The linear module whose weight this is; a weight shared with an embedding has two modules."""
+    weight = dict(model.named_parameters())[layer.weight]
+    for module in model.modules():
+        if getattr(module, "weight", None) is weight and not isinstance(module, nn.Embedding):
+            return module
+    found: nn.Module = at_path(model, layer.weight.removesuffix(".weight"))
+    return found
+
+
+def _error(evidence: Evidence, found: dict[str, Tensor | None]) -> float:
+    """The relative error over all parameters, at the scale that fits best: a loss may be a sum."""
+    held = evidence.vector
+    pairs = [(held[name], value) for name, value in found.items() if value is not None]
+    along = sum(float((a * b).sum()) for a, b in pairs)
+    own = sum(float(b.square().sum()) for _, b in pairs)
+    scale = along / own if own > 0 else 0.0
+    left = sum(float((a - scale * b).square().sum()) for a, b in pairs)
+    left += sum(float(held[n].square().sum()) for n, value in found.items() if value is None)
+    whole = sum(float(value.square().sum()) for value in held.values())
+    return (left / whole) ** 0.5 if scale > 0 else float("inf")
+
+
+def _of_classes(
+    head: Linear, evidence: Evidence, outputs: Tensor, features: Tensor
+) -> Iterator[_Guess]:
+    """Of a classifier: as the last layer has it, and as cross-entropy of the labels it means."""
+    ones = torch.ones(len(features), 1, dtype=features.dtype)
+    matrix, biased = stacked(evidence.vector, [head])
+    known = torch.cat([features, ones], 1) if biased else features
+    signals = solve(known.T, matrix)
+    labels = signals.argmin(1) if outputs.shape[1] > 1 else None
+    if labels is not None:
+        exact = outputs.softmax(1) - nn.functional.one_hot(labels, outputs.shape[1])
+        yield _Guess(signals=exact, labels=labels)
+    yield _Guess(signals=signals, labels=labels)
+
+
+def _of_tokens(
+    layout: Layout,
+    evidence: Evidence,
+    outputs: Tensor,
+    seen: dict[str, list[Tensor]],
+    here: Tensor,
+    *,
+    silent: float = 1e-3,
+    even: float = 1e-2,
+) -> _Guess:
+    """Of a language model: for each token the label and the weight of its loss that fit best.
+
+    here: n x length, where tokens stand. silent: the share of the largest weight that counts as
+    none. even: weights that differ by less are one and the same.
+    """
+    assert layout.head is not None
+    (features, _), (acts, states) = seen["head"], seen["down"]
+    known = torch.cat([acts[here], torch.ones_like(acts[here][:, :1])], 1).detach()
+    coming = solve(known.T, stacked(evidence.vector, [layout.blocks[-1].down])[0])  # T x width
+    table = stacked(evidence.start, [layout.head])[0][: features.shape[-1]].T  # outputs x width
+    chance = outputs[here].softmax(1)
+
+    def back(rows: Tensor) -> Tensor:
+        """What gradients at the head's inputs (T x width) are at the last block's outputs."""
+        whole = torch.zeros_like(features)
+        whole[here] = rows
+        return torch.autograd.grad(features, states, whole, retain_graph=True)[0][here]
+
+    pull = back(chance @ table)
+    length = coming.norm(dim=1)
+    loud = length > silent * length.max()
+    best = torch.full_like(length, torch.inf)
+    label, weight = torch.full_like(best, -1).long(), torch.zeros_like(best)
+    for token in _named(layout, evidence, chance, loud):
+        wanted = pull - back(table[token].expand(len(coming), -1))
+        fit = (coming * wanted).sum(1) / wanted.square().sum(1).clamp_min(1e-300)
+        left = (coming - fit[:, None] * wanted).norm(dim=1)
+        better = (left < best) & loud & (fit > 0)
+        best, label = best.where(~better, left), label.where(~better, token)
+        weight = weight.where(~better, fit)
+    if bool(loud.any()) and float(weight[loud].std(correction=0)) < even * float(weight[loud].mean()):
+        weight = weight[loud].mean() * loud
+    signals, labels = torch.zeros_like(outputs), torch.full(here.shape, -1)
+    exact = chance - nn.functional.one_hot(label.clamp_min(0), outputs.shape[-1])
+    signals[here], labels[here] = weight[:, None] * exact, label
+    return _Guess(signals=signals, labels=labels)
+
+
+def _named(layout: Layout, evidence: Evidence, chance: Tensor, loud: Tensor) -> list[int]:
+    """Labels that there may be: the head's bias falls where a token was a label."""
+    assert layout.head is not None
+    if layout.head.bias is None:
+        assert layout.embedding is not None
+        return evidence.vector[layout.embedding].any(1).nonzero()[:, 0].tolist()
+    bias = evidence.vector[layout.head.bias]
+    share = 1 / max(1, int(loud.sum()))
+    meant = bias - share * chance[loud].sum(0) < -share / 2
+    found: list[int] = ((bias < 0) | meant).nonzero()[:, 0].tolist()
+    return found
