@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from remnant.attacks import gradient_sequences
 from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
 from remnant.attacks.fronts import undo_convolutions
 from remnant.attacks.outcome import (
@@ -30,6 +31,7 @@ from remnant.solvers.blends import BLENDS, told_apart
 from remnant.solvers.difference.certificate import SURE, spread_of
 from remnant.solvers.layers import Pair, first_pair
 from remnant.solvers.residuals import output_residuals
+from remnant.solvers.sequence.layouts import is_transformer
 from remnant.solvers.spans import SMALLEST_GAP, count_records
 from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_equations import stacked
@@ -94,6 +96,8 @@ class Gradient:
             raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        if is_transformer(target.model):
+            return gradient_sequences.from_sequences(target, generator)
         if target.knowledge.gradient is None:
             reason = "no gradient is known; give --gradient"
             return nothing(target, Status.NOT_APPLICABLE, reason)
@@ -106,14 +110,20 @@ class Gradient:
     def why_not(self, scene: Scene) -> str | None:
         if scene.linear:
             return LINEAR
+        if is_transformer(scene.target.model):
+            return gradient_sequences.why_not(scene)
         return "no gradient was given" if scene.target.knowledge.gradient is None else None
 
     def cost(self, scene: Scene) -> Cost:
+        if is_transformer(scene.target.model):
+            return gradient_sequences.cost(scene)
         return graph_cost(scene, 6e3)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """The gradient of other records at the same weights."""
         target = scene.target
+        if is_transformer(target.model) and strangers.are_texts:
+            return gradient_sequences.twin(scene, strangers)
         inputs = target.scaling.to_model(strangers.inputs.reshape(-1, *target.input_shape))
         inputs = inputs.to(next(target.model.parameters()))  # tables may be in double precision
         gradient = batch_gradient(target.model, scene.loss, (inputs, strangers.labels))

@@ -153,7 +153,7 @@ def grow(
                 values=torch.cat([alive.values[old], values[new][:, None]], 1),
             )
             advance(note=f"{len(old)} prefixes")
-            if not len(old):
+            if not len(old) or (place and _repeats(alive.tokens, decoder)):
                 break
     leaves += [tuple(row) for row in alive.tokens.tolist()]
     return Prefixes(leaves=_told_apart(leaves), accepted=accepted, rejected=rejected)
@@ -206,6 +206,11 @@ def _residuals(
     return found
 
 
+def _repeats(tokens: Tensor, decoder: Decoder) -> bool:
+    """Whether all that is left are repetitions of a first token, which nothing would end."""
+    return decoder.turns is not None and bool((tokens == tokens[:, :1]).all())
+
+
 def _told_apart(leaves: list[Text]) -> list[Text]:
     """Without [v, v], ...: where keys are rotated and not the values, v after v is in v's state."""
     longer = {leaf[0] for leaf in leaves if len(set(leaf)) > 1}
@@ -216,5 +221,3 @@ def _told_apart(leaves: list[Text]) -> list[Text]:
         elif leaf and leaf[0] not in longer:
             kept[leaf[:1]] = None
     return list(kept)
-
-

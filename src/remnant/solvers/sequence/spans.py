@@ -1,8 +1,8 @@
 """What a linear layer's gradient says of its inputs: they lie in a space, and nothing else does.
 
-A layer y = W h + b has the gradient [G | g] = sum_t delta_t [h_t; 1]^T over the tokens t. So a state
-h was among its inputs only if [h; 1] is orthogonal to the null space of that matrix. A vector that
-was not is found out by any part of the null space, so a few random combinations of it are enough.
+A layer y = W h + b has the gradient [G | g] = sum_t delta_t [h_t; 1]^T over the tokens t. So h was
+among its inputs only if [h; 1] is orthogonal to the null space of that matrix. A vector that was
+not is found out by any part of the null space, so a few random combinations of it are enough.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from remnant.solvers.spans import count_records, rounding_level
 class InputSpan:
     """The space that a layer's inputs lie in, by directions that are orthogonal to it.
 
-    probes: width (+ 1) x p, orthonormal combinations of the null space. size: what a vector without
-    any relation to the space has for a residual, by its dimensions. null: of how many dimensions
+    probes: width (+ 1) x p, orthonormal combinations of the null space. null: of how many dimensions
     the null space is; 0 where the inputs fill the whole space and nothing can be told.
     """
 
@@ -42,7 +41,9 @@ class InputSpan:
         off = states @ probes[:width]
         if self.biased:
             off = off + probes[width]
-        return off.norm(dim=-1) * self.unit / states.norm(dim=-1).clamp_min(1e-30)
+        sizes = states.norm(dim=-1).clamp_min(1e-30)
+        found: Tensor = off.norm(dim=-1) * self.unit / sizes
+        return found
 
     @property
     def unit(self) -> float:

@@ -13,6 +13,7 @@ class Tolerances:
     above: float = 1.5  # a singular value that is no rounding is so many times what rounding leaves
     probes: int = 64  # directions of a null space that are looked at: more cost time, fewer chance
     near: float = 1e-5  # residuals below are rounding of float32: never told apart
+    noise: float = 2.0  # the same of coarser numbers, in units of their rounding
     far: float = 0.3  # residuals above are of others, whatever the noise; below, a gap decides
     room: float = 30.0  # how many times the usual residual of a right prefix another may have
     most_tokens: int = 4000  # candidates for a place; more than that and the test tells nothing
@@ -22,6 +23,7 @@ class Tolerances:
     labels: int = 8  # different next tokens of one prefix that no longer prefix shows
     explained: float = 3.0  # a further label must make what is unexplained so many times smaller
     silent: float = 1e-3  # weight of a prefix's loss, against the usual, that counts as none
+    share: float = 0.3  # of the usual loss weight, above which a sequence ends at a prefix
     whole: float = 0.05  # how far from a whole number a sequence's count may be
     returned: float = 1e-4  # relative error of the gradient computed again, from float32 and better
     rounded: float = 1.0  # the same from coarser numbers, in units of their rounding

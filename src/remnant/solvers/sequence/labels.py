@@ -1,0 +1,298 @@
+"""What each prefix was to continue with, how much that counted, and so where sequences end.
+
+The last block's `down` layer has the gradient sum_t d_t a_t^T over all prefixes t, with the inputs
+a_t known, so that least squares gives every d_t. The loss of a prefix whose next token is y is
+    d_t = weight * J^T W^T (softmax - onehot(y)),
+J of the last norm and W the output layer: a sum over the different next tokens y that the batch has
+after this prefix, each found by its direction among those of the whole vocabulary. Where more loss
+goes into a longer prefix than leaves it, a sequence ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from remnant.progress import task
+from remnant.solvers.sequence.decoder import inputs_of
+from remnant.solvers.sequence.layouts import Layout, Linear, Norm, Weights, stacked
+from remnant.solvers.sequence.prefixes import Text
+from remnant.solvers.sequence.tolerances import Tolerances
+
+Flows = dict[Text, dict[int, float]]
+"""The loss weight of every prefix, by its next token."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labels:
+    """flows: see Flows. smoothing: the share of each label that was spread over the vocabulary.
+    unexplained: by prefix, the part of d_t that its labels do not explain. fit: the same of the
+    layer's whole gradient, by all prefixes."""
+
+    flows: Flows
+    smoothing: float
+    unexplained: dict[Text, float]
+    fit: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _End:
+    """The last norm and the output layer at n prefixes: what a label at each of them gives."""
+
+    unit: Tensor  # n x width, the normed states
+    middle: Tensor  # n x width, of the softmax
+    even: Tensor  # n x width, of all tokens alike
+    rows: Tensor  # vocabulary x width, of each token
+    centred: bool
+
+    def project(self, vectors: Tensor, at: Tensor | slice) -> Tensor:
+        """J^T but for its scale, on rows (n x ... x width)."""
+        unit = self.unit[at]
+        while unit.ndim < vectors.ndim:
+            unit = unit.unsqueeze(1)
+        if self.centred:
+            vectors = vectors - vectors.mean(-1, keepdim=True)
+        return vectors - unit * (vectors * unit).mean(-1, keepdim=True)
+
+    def atoms(self, at: int, tokens: Sequence[int], smoothing: float) -> Tensor:
+        """What the loss of these next tokens gives at one prefix, k x width."""
+        rows = (1 - smoothing) * self.rows[list(tokens)].double() + smoothing * self.even
+        return self.project((self.middle[at] - rows)[None], slice(at, at + 1))[0]
+
+
+def output_norm(layout: Layout) -> Norm | None:
+    """The only norm between the last block's `down` and the output layer, if it is the only one."""
+    if layout.norm_first:
+        return layout.final_norm
+    return None if layout.final_norm else layout.blocks[-1].perceptron_norm
+
+
+@torch.no_grad()
+def find_labels(
+    model: nn.Module,
+    layout: Layout,
+    vector: Weights,
+    leaves: Sequence[Text],
+    tolerances: Tolerances,
+) -> Labels | str:
+    """Labels and loss weights of every prefix of the leaves; a sentence where the model's end is
+    none that is known."""
+    norm, head = output_norm(layout), layout.head
+    if norm is None or head is None or layout.head_block is not None:
+        return "the norm and the output layer at the end were not recognised, so no label is known"
+    prefixes = list(dict.fromkeys(leaf[: k + 1] for leaf in leaves for k in range(len(leaf))))
+    down = layout.blocks[-1].down
+    inner, ends, logits = _seen(model, layout, down, norm, leaves, prefixes)
+    matrix, biased = stacked(vector, [down])
+    known = torch.cat([inner, torch.ones_like(inner[:, :1])], 1) if biased else inner
+    matrix, known = matrix.double(), known.double()
+    received = torch.linalg.lstsq(known.T, matrix).solution
+    fit = float((known.T @ received - matrix).norm() / matrix.norm())
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    end, size = _end(weights, norm, head, ends, logits)
+    wanted = received * size
+    children = _children(leaves)
+    flows, smoothing, off = _explained(end, wanted, prefixes, children, tolerances)
+    return Labels(flows=flows, smoothing=smoothing, unexplained=off, fit=fit)
+
+
+def _children(leaves: Sequence[Text]) -> dict[Text, list[int]]:
+    found: dict[Text, list[int]] = {}
+    for leaf in leaves:
+        for k in range(1, len(leaf)):
+            after = found.setdefault(leaf[:k], [])
+            if leaf[k] not in after:
+                after.append(leaf[k])
+    return found
+
+
+def _seen(
+    model: nn.Module,
+    layout: Layout,
+    down: Linear,
+    norm: Norm,
+    leaves: Sequence[Text],
+    prefixes: Sequence[Text],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """At each prefix: the input of `down`, the state before the last norm, the logits."""
+    place = {prefix: i for i, prefix in enumerate(prefixes)}
+    found: list[tuple[Tensor, Tensor, Tensor] | None] = [None] * len(prefixes)
+    with task("outputs of the prefixes", len(leaves)) as advance:
+        for leaf in leaves:
+            watched = {"down": down.weight, "norm": norm.weight}
+            with inputs_of(model, watched) as seen:
+                outputs = model(torch.tensor([leaf]))
+            logits = outputs if isinstance(outputs, Tensor) else outputs.logits
+            for k in range(len(leaf)):
+                at = place[leaf[: k + 1]]
+                if found[at] is None:
+                    found[at] = seen["down"][0][0, k], seen["norm"][0][0, k], logits[0, k]
+            advance()
+    kept = [one for one in found if one is not None]
+    inner, ends, logits = (torch.stack(parts) for parts in zip(*kept, strict=True))
+    return inner, ends, logits
+
+
+def _end(
+    weights: Weights, norm: Norm, head: Linear, states: Tensor, logits: Tensor
+) -> tuple[_End, Tensor]:
+    """The end of the model at these states, and the size that its norm divides by (n x 1)."""
+    states = states.double()
+    if norm.centred:
+        states = states - states.mean(1, keepdim=True)
+    size = (states.square().mean(1, keepdim=True) + norm.eps).sqrt()
+    rows = weights[head.weight] * weights[norm.weight]
+    middle = (logits.softmax(1) @ rows).double()
+    even = rows.mean(0).double()
+    end = _End(unit=states / size, middle=middle, even=even, rows=rows, centred=norm.centred)
+    return end, size
+
+
+def _explained(
+    end: _End,
+    wanted: Tensor,
+    prefixes: Sequence[Text],
+    children: dict[Text, list[int]],
+    tolerances: Tolerances,
+) -> tuple[Flows, float, dict[Text, float]]:
+    """Labels by prefix: those that longer prefixes show, then the best of the vocabulary for what
+    is left, while that makes it much smaller. Smoothing shows at the prefixes with one label."""
+    support = [list(children.get(prefix, ())) for prefix in prefixes]
+    lone = [i for i, tokens in enumerate(support) if not tokens]
+    for i, token in zip(lone, _best(end, wanted, lone, 0.0, tolerances), strict=True):
+        support[i] = [token]
+    smoothing = _smoothing(end, wanted, support)
+    weight, off = _weights(end, wanted, support, smoothing)
+    if smoothing:
+        for i, token in zip(lone, _best(end, wanted, lone, smoothing, tolerances), strict=True):
+            support[i] = [token]
+        weight, off = _weights(end, wanted, support, smoothing)
+    usual = sorted(off)[len(off) // 2]
+    for _ in range(tolerances.labels):
+        open_ = [i for i, left in enumerate(off) if left > tolerances.explained * max(usual, 1e-6)]
+        rest = torch.stack([_left(end, wanted, i, support[i], weight[i], smoothing) for i in open_]
+                           ) if open_ else wanted[:0]  # fmt: skip
+        grown = False
+        for i, token in zip(open_, _best(end, rest, open_, smoothing, tolerances), strict=True):
+            if token in support[i]:
+                continue
+            more, less = _weights(end, wanted[i : i + 1], [[*support[i], token]], smoothing, [i])
+            if less[0] * tolerances.explained < off[i]:
+                support[i], weight[i], off[i], grown = [*support[i], token], more[0], less[0], True
+        if not grown:
+            break
+    flows = {
+        prefix: dict(zip(support[i], weight[i], strict=True)) for i, prefix in enumerate(prefixes)
+    }
+    return flows, smoothing, dict(zip(prefixes, off, strict=True))
+
+
+def _best(
+    end: _End, wanted: Tensor, at: Sequence[int], smoothing: float, tolerances: Tolerances
+) -> list[int]:
+    """The token whose loss points most nearly where each of `wanted` does (all, or those of `at`)."""
+    if not at:
+        return []
+    wanted = (wanted if len(wanted) == len(at) else wanted[list(at)]).to(end.rows)
+    rows = end.rows - end.rows.mean(1, keepdim=True) if end.centred else end.rows
+    squares = rows.square().sum(1)
+    found = list[int]()
+    width = rows.shape[1]
+    step = max(1, tolerances.block // len(rows))
+    for start in range(0, len(at), step):
+        part = torch.tensor(list(at[start : start + step]))
+        want = wanted[start : start + step]
+        base = end.project(end.middle[part] - smoothing * end.even, part).to(rows)
+        along = end.unit[part].to(rows) @ rows.T
+        cross = (base @ rows.T) * (1 - smoothing)
+        square = (squares - along.square() / width) * (1 - smoothing) ** 2
+        length = (base.square().sum(1, keepdim=True) + square - 2 * cross).clamp_min(1e-300).sqrt()
+        meets = (want * base).sum(1, keepdim=True) - (1 - smoothing) * (want @ rows.T)
+        found += (meets / length).argmax(1).tolist()
+    return found
+
+
+def _left(
+    end: _End, wanted: Tensor, at: int, tokens: list[int], weight: list[float], smoothing: float
+) -> Tensor:
+    parts = end.atoms(at, tokens, smoothing)
+    return wanted[at] - torch.tensor(weight, dtype=parts.dtype) @ parts
+
+
+def _weights(
+    end: _End,
+    wanted: Tensor,
+    support: list[list[int]],
+    smoothing: float,
+    at: Sequence[int] | None = None,
+) -> tuple[list[list[float]], list[float]]:
+    """The loss weights of the labels, and what they leave of each of `wanted`, as a share of its
+    norm or of the usual one's, if that is larger: a prefix without a loss has none to explain."""
+    places = range(len(wanted)) if at is None else at
+    sizes = wanted.norm(dim=1)
+    least = float(sizes.median()) if at is None else 0.0
+    weights, off = [], []
+    for want, i, tokens, size in zip(wanted, places, support, sizes.tolist(), strict=True):
+        atoms = end.atoms(i, tokens, smoothing)
+        weight = torch.linalg.lstsq(atoms.T, want[:, None]).solution[:, 0]
+        weights.append(weight.tolist())
+        off.append(float((want - weight @ atoms).norm()) / max(size, least, 1e-300))
+    return weights, off
+
+
+def _smoothing(end: _End, wanted: Tensor, support: list[list[int]]) -> float:
+    """The share of labels that was spread over the vocabulary, by the median over all prefixes; 0
+    where the prefixes do not agree on one."""
+    shares = list[float]()
+    for i, tokens in enumerate(support):
+        spread = end.project((end.middle[i] - end.even)[None, None], slice(i, i + 1))[0]
+        atoms = torch.cat([end.atoms(i, tokens, 0.0), spread])
+        weight = torch.linalg.lstsq(atoms.T, wanted[i][:, None]).solution[:, 0]
+        total = float(weight.sum())
+        shares.append(float(weight[-1]) / total if total else 0.0)
+    values = torch.tensor(shares, dtype=torch.float64)
+    middle = float(values.median())
+    spread_of = float((values - middle).abs().median())
+    return middle if 10 * spread_of < middle < 1 else 0.0
+
+
+def sequences_of(flows: Flows, tolerances: Tolerances) -> tuple[list[Text], list[float]]:
+    """Where more loss enters a prefix than leaves it, sequences end: each with its loss weight."""
+    leaving = {prefix: sum(after.values()) for prefix, after in flows.items()}
+    usual = sorted(w for after in flows.values() for w in after.values())
+    unit = usual[len(usual) // 2] if usual else 0.0
+    found: list[tuple[Text, float]] = []
+    for prefix, after in flows.items():
+        for token, weight in after.items():
+            ends = weight - leaving.get((*prefix, token), 0.0)
+            if ends > tolerances.share * unit:
+                found.append(((*prefix, token), ends))
+    return [text for text, _ in found], [weight for _, weight in found]
+
+
+def counts_of(weights: Sequence[float], tolerances: Tolerances) -> list[int]:
+    """How often each sequence is in the batch, where all weights are multiples of the smallest;
+    else each once, since their losses were not averaged alike."""
+    unit = min(weights, default=0.0)
+    ratios = [weight / unit for weight in weights] if unit > 0 else []
+    if all(abs(ratio - round(ratio)) < tolerances.whole * round(ratio) for ratio in ratios):
+        return [round(ratio) for ratio in ratios]
+    return [1] * len(weights)
+
+
+def snapped(flows: Flows, weights: Sequence[float], tolerances: Tolerances) -> Flows:
+    """The flows in whole units of the smallest sequence's weight, where all are near such; a prompt
+    without a loss has none. Otherwise as they are: they were weighted in some other way."""
+    unit = min(weights, default=0.0)
+    if unit <= 0:
+        return flows
+    whole: Flows = {}
+    for prefix, after in flows.items():
+        ratios = {token: weight / unit for token, weight in after.items()}
+        if any(abs(r - round(r)) > tolerances.whole * max(1.0, r) for r in ratios.values()):
+            return flows
+        whole[prefix] = {token: float(round(r)) for token, r in ratios.items() if round(r)}
+    return whole
