@@ -38,7 +38,9 @@ class Tables:
     def states(self, layout: Layout, weights: Weights, tokens: Tensor, places: Tensor) -> Tensor:
         """What the blocks are given for tokens (k) at places (k)."""
         both = self.tokens[tokens] + self.places[places]
-        return both if layout.embedding_norm is None else normed(weights, layout.embedding_norm, both)
+        return (
+            both if layout.embedding_norm is None else normed(weights, layout.embedding_norm, both)
+        )
 
 
 def read_tables(model: nn.Module, layout: Layout, weights: Weights, longest: int) -> Tables | str:
@@ -142,9 +144,11 @@ def locate(
 
 
 def candidates(layout: Layout, evidence: Evidence) -> Tensor:
-    """Tokens that may have been in the batch: rows of the embedding that have a gradient."""
+    """Tokens that may have been in the batch: rows of the embedding that have a gradient, or all
+    of them where it was not trained."""
     assert layout.embedding is not None
-    return evidence.vector[layout.embedding].any(1).nonzero()[:, 0]
+    moved = evidence.vector[layout.embedding].any(1)
+    return (moved | ~moved.any()).nonzero()[:, 0]
 
 
 def _centred(rows: Tensor) -> Tensor:

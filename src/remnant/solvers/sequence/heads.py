@@ -9,7 +9,7 @@ in which nothing is left to choose.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,17 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from remnant.models.tokens import outputs_for
+from remnant.solvers.sequence.certificate import compare
 from remnant.solvers.sequence.layouts import Layout, Linear, at_path, stacked
 from remnant.solvers.sequence.states import solve
 from remnant.types import Evidence
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """When the gradient computed again is the one that is held."""
+
+    exact: float = 40.0  # times the rounding: right records leave up to 10, a byte off by one 300
+    least: float = 1e-9  # error of the computation itself, in double precision
+    near: float = 1e-3  # records that are no whole numbers: theirs is told by solving once more
+    silent: float = 1e-3  # share of the largest loss at a token that counts as none
+    even: float = 1e-2  # weights of tokens' losses that differ by less are one and the same
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Again:
-    """error: of the gradient computed again, relative. labels: classes (n), or tokens (n x length,
-    -1 where the loss does not look); None where they could not be told."""
+    """The gradient computed again, and its error relative to what is held. labels: classes (n), or
+    tokens (n x length, -1 where the loss does not look); None where they could not be told."""
 
     error: float
+    gradient: dict[str, Tensor]
     labels: Tensor | None
 
 
@@ -39,11 +52,18 @@ class _Guess:
     labels: Tensor | None
 
 
-def compute_again(model: nn.Module, layout: Layout, evidence: Evidence, inputs: Tensor) -> Again:
+def compute_again(
+    model: nn.Module,
+    layout: Layout,
+    evidence: Evidence,
+    inputs: Tensor,
+    tolerances: Tolerances | None = None,
+) -> Again | str:
     """The best of what these inputs (n x shape, in the model's scale, or n x length tokens with -1
     after the end) give back, by its relative error over all parameters."""
+    tolerances = tolerances or Tolerances()
     if layout.head is None:
-        raise ValueError("a layout without a head gives no outputs")
+        return "no output layer was recognised, so the gradient cannot be computed again"
     model = copy.deepcopy(model).double().eval()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     down = layout.blocks[-1].down
@@ -51,19 +71,25 @@ def compute_again(model: nn.Module, layout: Layout, evidence: Evidence, inputs: 
         outputs = outputs_for(model, inputs)
         assert isinstance(outputs, Tensor)
         if outputs.ndim == 2:
-            guesses = _of_classes(layout.head, evidence, outputs.detach(), seen["head"][0].detach())
+            features = seen["head"][0].detach()
+            guesses: Iterable[_Guess] = _of_classes(
+                layout.head, evidence, outputs.detach(), features
+            )
         else:
             here = inputs >= 0
-            guesses = [_of_tokens(layout, evidence, outputs.detach(), seen, here)]
-        best = Again(error=float("inf"), labels=None)
+            guesses = [_of_tokens(layout, evidence, outputs.detach(), seen, here, tolerances)]
+        best = Again(error=float("inf"), gradient={}, labels=None)
         names, parameters = zip(*model.named_parameters(), strict=True)
         for guess in guesses:
             found = torch.autograd.grad(
                 outputs, parameters, guess.signals, retain_graph=True, allow_unused=True
             )
-            error = _error(evidence, dict(zip(names, found, strict=True)))
-            if error < best.error:
-                best = Again(error=error, labels=guess.labels)
+            pairs = zip(names, found, parameters, strict=True)
+            gradient = {n: torch.zeros_like(p) if g is None else g for n, g, p in pairs}
+            returned = compare(evidence.vector, gradient)
+            if returned.error < best.error and returned.scale > 0:
+                gradient = {name: returned.scale * value for name, value in gradient.items()}
+                best = Again(error=returned.error, gradient=gradient, labels=guess.labels)
     return best
 
 
@@ -93,19 +119,6 @@ def _module_with(model: nn.Module, layer: Linear) -> nn.Module:
     return found
 
 
-def _error(evidence: Evidence, found: dict[str, Tensor | None]) -> float:
-    """The relative error over all parameters, at the scale that fits best: a loss may be a sum."""
-    held = evidence.vector
-    pairs = [(held[name], value) for name, value in found.items() if value is not None]
-    along = sum(float((a * b).sum()) for a, b in pairs)
-    own = sum(float(b.square().sum()) for _, b in pairs)
-    scale = along / own if own > 0 else 0.0
-    left = sum(float((a - scale * b).square().sum()) for a, b in pairs)
-    left += sum(float(held[n].square().sum()) for n, value in found.items() if value is None)
-    whole = sum(float(value.square().sum()) for value in held.values())
-    return (left / whole) ** 0.5 if scale > 0 else float("inf")
-
-
 def _of_classes(
     head: Linear, evidence: Evidence, outputs: Tensor, features: Tensor
 ) -> Iterator[_Guess]:
@@ -127,14 +140,11 @@ def _of_tokens(
     outputs: Tensor,
     seen: dict[str, list[Tensor]],
     here: Tensor,
-    *,
-    silent: float = 1e-3,
-    even: float = 1e-2,
+    tolerances: Tolerances,
 ) -> _Guess:
     """Of a language model: for each token the label and the weight of its loss that fit best.
 
-    here: n x length, where tokens stand. silent: the share of the largest weight that counts as
-    none. even: weights that differ by less are one and the same.
+    here: n x length, where tokens stand.
     """
     assert layout.head is not None
     (features, _), (acts, states) = seen["head"], seen["down"]
@@ -151,7 +161,7 @@ def _of_tokens(
 
     pull = back(chance @ table)
     length = coming.norm(dim=1)
-    loud = length > silent * length.max()
+    loud = length > tolerances.silent * length.max()
     best = torch.full_like(length, torch.inf)
     label, weight = torch.full_like(best, -1).long(), torch.zeros_like(best)
     for token in _named(layout, evidence, chance, loud):
@@ -161,8 +171,9 @@ def _of_tokens(
         better = (left < best) & loud & (fit > 0)
         best, label = best.where(~better, left), label.where(~better, token)
         weight = weight.where(~better, fit)
-    if bool(loud.any()) and float(weight[loud].std(correction=0)) < even * float(weight[loud].mean()):
-        weight = weight[loud].mean() * loud
+    mean = weight[loud].mean()
+    if float((weight[loud] - mean).square().mean().sqrt()) < tolerances.even * float(mean):
+        weight = mean * loud
     signals, labels = torch.zeros_like(outputs), torch.full(here.shape, -1)
     exact = chance - nn.functional.one_hot(label.clamp_min(0), outputs.shape[-1])
     signals[here], labels[here] = weight[:, None] * exact, label

@@ -23,7 +23,6 @@ from remnant.solvers.sequence.layouts import (
     Weights,
     activation_of,
     linear,
-    normed,
     stacked,
 )
 from remnant.types import Evidence
@@ -106,7 +105,9 @@ def _behind_norm(
     """
     out = layout.blocks[0].out
     through = coming * evidence.start[norm.weight]
-    through = through - through.mean(1, keepdim=True) - unit * (through * unit).mean(1, keepdim=True)
+    through = (
+        through - through.mean(1, keepdim=True) - unit * (through * unit).mean(1, keepdim=True)
+    )
     matrix = stacked(evidence.vector, [out])[0].T  # width x (width + 1), the bias last
     inverse = solve(through.T, (matrix[:, -1] - past.sum(0))[:, None])
     signals = past + inverse * through
@@ -118,4 +119,5 @@ def _behind_norm(
 
 def solve(columns: Tensor, wanted: Tensor) -> Tensor:
     """Least squares, by the driver whose last bits do not vary."""
-    return torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    found: Tensor = torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    return found

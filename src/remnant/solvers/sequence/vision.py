@@ -106,7 +106,8 @@ def recover_images(
 def one_image(layout: Layout, evidence: Evidence, patches: Patches) -> Tensor | None:
     """The patches of a single image, or None where there are more: the gradient at each patch is
     that of its place, and the convolution's gradient is their products with the patches."""
-    assert layout.patches is not None and layout.positions is not None
+    assert layout.patches is not None
+    assert layout.positions is not None
     gradient = evidence.vector[layout.patches.weight].flatten(1)
     signals = evidence.vector[layout.positions].reshape(-1, layout.width)[1:].T
     if len(signals) <= signals.shape[1]:
