@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from remnant.attacks.outcome import nothing, stated_errors, status_of, worst_of
+from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
 from remnant.models.tokens import longest_of
 from remnant.solvers.sequence.encoders import recover_texts
 from remnant.solvers.sequence.heads import Again, Tolerances, compute_again
@@ -35,7 +35,7 @@ def from_encoder(
     again = compute_again(held.model, layout, evidence, rows)
     if isinstance(again, str):
         return nothing(target, Status.INCONCLUSIVE, f"{found.reason}, but {again}")
-    sure = again.error < bound_of(held)
+    sure = again.error < bound_of(held, again)
     texts, labels = rows, again.labels
     if labels is not None and labels.ndim == 2:
         texts, labels = rows.where(labels < 0, labels), None
@@ -66,13 +66,13 @@ def from_images(
         reason = f"{found.reason} ({held.whose})"
         return nothing(target, Status.INCONCLUSIVE, reason, stated=counted)
     data = target.scaling.to_data(found.inputs)
-    if target.bounds == (0.0, 1.0):
+    if bool(in_box(data, target.bounds or (0.0, 1.0)).all()):
         data = (data.clamp(0, 1) * 255).round() / 255
     again = compute_again(held.model, layout, evidence, target.scaling.to_model(data))
     if isinstance(again, str):
         return nothing(target, Status.INCONCLUSIVE, f"{found.reason}, but {again}", stated=counted)
     squared = torch.zeros(len(data), dtype=torch.float64)
-    if not again.error < bound_of(held):
+    if not again.error < bound_of(held, again):
         data = target.scaling.to_data(found.inputs)
         again, squared = as_they_are(target, layout, held, found, generator)
     sure = bool(squared.isfinite().all())
@@ -143,13 +143,13 @@ def evidence_of(held: Held, layout: Layout, vector: dict[str, Tensor] | None = N
     )
 
 
-def bound_of(held: Held) -> float:
+def bound_of(held: Held, again: Again) -> float:
     """The error of the gradient computed again that rounding explains."""
     sizes = {name: float(value.double().norm()) for name, value in held.vector.items()}
     whole = sum(size**2 for size in sizes.values()) ** 0.5
-    lost = sum((held.precision[name] * size) ** 2 for name, size in sizes.items()) ** 0.5
+    stored = sum((held.precision[name] * size) ** 2 for name, size in sizes.items()) ** 0.5
     limits = Tolerances()
-    return float(max(limits.least, limits.exact * lost / max(whole, 1e-300)))
+    return float(max(limits.least, limits.exact * again.rounding + stored / max(whole, 1e-300)))
 
 
 def in_words(reason: str, again: Again, sure: bool, whose: str) -> str:

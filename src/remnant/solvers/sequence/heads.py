@@ -9,7 +9,7 @@ in which nothing is left to choose.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ from remnant.types import Evidence
 class Tolerances:
     """When the gradient computed again is the one that is held."""
 
-    exact: float = 40.0  # times the rounding: right records leave up to 10, a byte off by one 300
+    exact: float = 5.0  # times its own rounding: right records leave 1, a byte off by one 40
     least: float = 1e-9  # error of the computation itself, in double precision
     near: float = 1e-3  # records that are no whole numbers: theirs is told by solving once more
     silent: float = 1e-3  # share of the largest loss at a token that counts as none
@@ -36,10 +36,12 @@ class Tolerances:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Again:
-    """The gradient computed again, and its error relative to what is held. labels: classes (n), or
-    tokens (n x length, -1 where the loss does not look); None where they could not be told."""
+    """The gradient computed again, and its error relative to what is held. rounding: the same of
+    computing it in the model's own precision. labels: classes (n), or tokens (n x length, -1 where
+    the loss does not look); None where they could not be told."""
 
     error: float
+    rounding: float
     gradient: dict[str, Tensor]
     labels: Tensor | None
 
@@ -64,33 +66,53 @@ def compute_again(
     tolerances = tolerances or Tolerances()
     if layout.head is None:
         return "no output layer was recognised, so the gradient cannot be computed again"
-    model = copy.deepcopy(model).double().eval()
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    exact = copy.deepcopy(model).double().eval()
+    numbers = inputs.double() if inputs.is_floating_point() else inputs
     down = layout.blocks[-1].down
-    with torch.enable_grad(), _watched(model, layout.head, down) as seen:
-        outputs = outputs_for(model, inputs)
+    with torch.enable_grad(), _watched(exact, layout.head, down) as seen:
+        outputs = outputs_for(exact, numbers)
         assert isinstance(outputs, Tensor)
         if outputs.ndim == 2:
             features = seen["head"][0].detach()
-            guesses: Iterable[_Guess] = _of_classes(
-                layout.head, evidence, outputs.detach(), features
-            )
+            guesses = _of_classes(layout.head, evidence, outputs.detach(), features)
         else:
-            here = inputs >= 0
-            guesses = [_of_tokens(layout, evidence, outputs.detach(), seen, here, tolerances)]
-        best = Again(error=float("inf"), gradient={}, labels=None)
-        names, parameters = zip(*model.named_parameters(), strict=True)
-        for guess in guesses:
-            found = torch.autograd.grad(
-                outputs, parameters, guess.signals, retain_graph=True, allow_unused=True
-            )
-            pairs = zip(names, found, parameters, strict=True)
-            gradient = {n: torch.zeros_like(p) if g is None else g for n, g, p in pairs}
-            returned = compare(evidence.vector, gradient)
-            if returned.error < best.error and returned.scale > 0:
-                gradient = {name: returned.scale * value for name, value in gradient.items()}
-                best = Again(error=returned.error, gradient=gradient, labels=guess.labels)
-    return best
+            guesses = [
+                _of_tokens(layout, evidence, outputs.detach(), seen, inputs >= 0, tolerances)
+            ]
+        tried = [(guess, _backward(exact, outputs, guess.signals)) for guess in guesses]
+    fits = [compare(evidence.vector, gradient) for _, gradient in tried]
+    best = min(range(len(fits)), key=lambda k: fits[k].error if fits[k].scale > 0 else torch.inf)
+    (guess, gradient), fit = tried[best], fits[best]
+    return Again(
+        error=fit.error if fit.scale > 0 else float("inf"),
+        rounding=_rounding(model, inputs, guess.signals, gradient),
+        gradient={name: fit.scale * value for name, value in gradient.items()},
+        labels=guess.labels,
+    )
+
+
+def _backward(model: nn.Module, outputs: Tensor, signals: Tensor) -> dict[str, Tensor]:
+    """The parameters' gradient, by their names, where the outputs' is `signals`."""
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(
+        outputs, list(named.values()), signals, retain_graph=True, allow_unused=True
+    )
+    pairs = zip(named.items(), found, strict=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+
+
+def _rounding(
+    model: nn.Module, inputs: Tensor, signals: Tensor, wanted: dict[str, Tensor]
+) -> float:
+    """How far the same gradient is off in the model's own precision, relative: where records'
+    shares cancel each other, by far more than one number's rounding."""
+    like = next(model.parameters())
+    own = copy.deepcopy(model).eval()
+    with torch.enable_grad():
+        outputs = outputs_for(own, inputs.to(like) if inputs.is_floating_point() else inputs)
+        assert isinstance(outputs, Tensor)
+        found = _backward(own, outputs, signals.to(like))
+    return compare(wanted, found).error
 
 
 @contextmanager
@@ -121,17 +143,18 @@ def _module_with(model: nn.Module, layer: Linear) -> nn.Module:
 
 def _of_classes(
     head: Linear, evidence: Evidence, outputs: Tensor, features: Tensor
-) -> Iterator[_Guess]:
+) -> list[_Guess]:
     """Of a classifier: as the last layer has it, and as cross-entropy of the labels it means."""
     ones = torch.ones(len(features), 1, dtype=features.dtype)
     matrix, biased = stacked(evidence.vector, [head])
     known = torch.cat([features, ones], 1) if biased else features
     signals = solve(known.T, matrix)
     labels = signals.argmin(1) if outputs.shape[1] > 1 else None
+    guesses = [_Guess(signals=signals, labels=labels)]
     if labels is not None:
         exact = outputs.softmax(1) - nn.functional.one_hot(labels, outputs.shape[1])
-        yield _Guess(signals=exact, labels=labels)
-    yield _Guess(signals=signals, labels=labels)
+        guesses.append(_Guess(signals=exact, labels=labels))
+    return guesses
 
 
 def _of_tokens(

@@ -10,13 +10,13 @@ tokens is needed: it holds for encoders, images and decoders alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from remnant.solvers.batch.one_gradient import recover_batch
-from remnant.solvers.batch.tolerances import Tolerances as Search
+from remnant.solvers.batch.resimulate import Resimulation, resimulate, slope_at
 from remnant.solvers.sequence.layouts import (
     Layout,
     Norm,
@@ -46,7 +46,6 @@ def read_states(
     evidence: Evidence,
     *,
     generator: torch.Generator,
-    search: Search | None = None,
 ) -> States | str:
     """The states of all tokens in the first block, or why they could not be found."""
     block, weights, gradient = layout.blocks[0], evidence.start, evidence.vector
@@ -55,26 +54,97 @@ def read_states(
         if layer.bias is None or len(block.up) > 1:
             return f"the first block's {part} layer has no bias, or a gate: not a perceptron"
     activation = activation_of(model, block)
-    recovery = recover_batch(
-        stacked(weights, block.up)[0].T,
-        stacked(gradient, block.up)[0].T,
-        stacked(weights, [block.down])[0].T[:, :-1],
-        stacked(gradient, [block.down])[0].T,
-        activation if isinstance(activation, nn.Module) else _Applied(activation),
-        precision=evidence.precision,
-        last=False,
-        settings=search,
-        generator=generator,
+    layers = Perceptron(
+        up=stacked(weights, block.up)[0].T,
+        up_gradient=stacked(gradient, block.up)[0].T,
+        down=stacked(weights, [block.down])[0].T[:, :-1],
+        down_gradient=stacked(gradient, [block.down])[0].T,
+        activation=activation if isinstance(activation, nn.Module) else _Applied(activation),
     )
-    again = recovery.resimulation
-    if again is None:  # whether all are exact is told by the gradient computed again, at the end
-        return f"the tokens' states in the first block: {recovery.reason}"
+    inputs = all_records(layers, evidence.precision, generator)
+    if isinstance(inputs, str):
+        return f"the tokens' states in the first block: {inputs}"
+    again = layers.again(inputs)
     up = stacked(weights, block.up)[0][:-1]
-    unit = _unit(weights, norm, recovery.inputs)
+    unit = _unit(weights, norm, inputs)
     coming = again.duals @ up.T  # the gradient at the perceptron's inputs
     past = again.signals if layout.norm_first else torch.zeros_like(again.signals)
     coming = coming if layout.norm_first else coming + again.signals
     return _behind_norm(layout, evidence, norm, unit, past, coming)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Perceptron:
+    """Two dense layers and their gradients, outputs x (inputs + 1), but the weight `down`, which
+    has no bias beside it."""
+
+    up: Tensor
+    up_gradient: Tensor
+    down: Tensor
+    down_gradient: Tensor
+    activation: nn.Module
+
+    def again(self, inputs: Tensor) -> Resimulation:
+        """What these inputs (T x width), if they are all, say of the gradient at each of them."""
+        records = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+        return resimulate(
+            records, self.up, self.up_gradient, self.down, self.down_gradient, self.activation
+        )
+
+    def without(self, inputs: Tensor, rank: int) -> Perceptron:
+        """The same of all other records than these (k x width), of `rank` in all.
+
+        The gradient a at a record's activation and the signal d that comes back to it are told by
+        a = f'(t) * (W^T d), each in the space of its layer's gradient: a null vector. Its length is
+        the one that lowers the rank of the layer's gradient.
+        """
+        records = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+        t = records @ self.up.T
+        with torch.no_grad():
+            features = self.activation(t)
+        features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+        duals, signals = (
+            torch.linalg.svd(gradient, full_matrices=False)[0][:, :rank]
+            for gradient in (self.up_gradient, self.down_gradient)
+        )
+        inverse = torch.linalg.pinv(duals.T @ self.up_gradient)
+        up, down = self.up_gradient, self.down_gradient
+        for x, h, slope in zip(records, features, slope_at(self.activation, t), strict=True):
+            both = torch.cat([duals, -slope[:, None] * (self.down.T @ signals)], 1)
+            pair = torch.linalg.eigh(both.T @ both)[1][:, 0]
+            pair = pair / (x @ inverse @ pair[:rank])
+            up = up - torch.outer(duals @ pair[:rank], x)
+            down = down - torch.outer(signals @ pair[rank:], h)
+        return replace(self, up_gradient=up, down_gradient=down)
+
+
+def all_records(layers: Perceptron, precision: float, generator: torch.Generator) -> Tensor | str:
+    """The inputs (T x width) of all records of a perceptron, or what was found of them.
+
+    The search takes records that are nearly equal, as the first token of every text is, for one:
+    what it finds is taken off, and the rest is searched again.
+    """
+    found, left, total = list[Tensor](), None, 0
+    while left is None or left > 0:
+        recovery = recover_batch(
+            layers.up,
+            layers.up_gradient,
+            layers.down,
+            layers.down_gradient,
+            layers.activation,
+            count=left,
+            precision=precision,
+            last=False,
+            generator=generator,
+        )
+        total = total or recovery.counted
+        if not len(recovery.inputs) or not bool(recovery.inputs.isfinite().all()):
+            return f"{total - (left or total)} of {total} found; {recovery.reason}"
+        found.append(recovery.inputs)
+        left = recovery.counted - len(recovery.inputs)
+        if left:
+            layers = layers.without(recovery.inputs, recovery.counted)
+    return torch.cat(found)
 
 
 class _Applied(nn.Module):
