@@ -111,11 +111,9 @@ def own_errors(
     found: Images,
     again: Again,
     generator: torch.Generator,
-    *,
-    safety: float = 9.0,
 ) -> Tensor:
     """The squared error (k, model's scale) that the answer has: that of solving once more, from its
-    own gradient with as much rounding. safety: one more solution is a sample of size one."""
+    own gradient with as much rounding."""
     rounding = {n: held.precision[n] * held.vector[n].double().abs() for n in again.gradient}
     noise = {
         name: size * (torch.rand(size.shape, generator=generator, dtype=torch.float64) - 0.5)
@@ -128,7 +126,7 @@ def own_errors(
         return torch.full((len(found.inputs),), torch.inf).double()
     apart = torch.cdist(found.inputs.flatten(1), other.inputs.flatten(1)).min(1).values
     own = (again.error * found.inputs.flatten(1).norm(dim=1)).square()
-    error: Tensor = safety * apart.square() + own
+    error: Tensor = Tolerances().safety * apart.square() + own
     return error
 
 

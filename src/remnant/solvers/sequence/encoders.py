@@ -98,7 +98,7 @@ def recover_texts(
     states = read_states(model, layout, evidence, generator=generator)
     if isinstance(states, str):
         return Texts(rows=[], counted=None, reason=states)
-    length = min(longest, len(states))
+    length = min(longest, len(states), _learned_places(layout, evidence.start))
     tables = read_tables(model, layout, evidence.start, length)
     if isinstance(tables, str):
         return Texts(rows=[], counted=None, reason=tables)
@@ -116,6 +116,13 @@ def recover_texts(
         counted=counted,
         reason=f"{len(rows)} of {counted} texts put together from {len(states)} token states",
     )
+
+
+def _learned_places(layout: Layout, weights: Weights, *, otherwise: int = 1 << 20) -> int:
+    """How many places the model has learned, if it learned any."""
+    if layout.positions is None:
+        return otherwise
+    return weights[layout.positions].shape[-2] - layout.first_position
 
 
 def locate(
