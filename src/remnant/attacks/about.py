@@ -44,12 +44,14 @@ class Cost:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scene:
     """What an audit tells an attack beforehand: the target, how many records were trained on, by
-    which loss, and whether their labels are numbers rather than classes."""
+    which loss, whether their labels are numbers rather than classes, and of texts how many tokens
+    all of them have to predict."""
 
     target: Target
     records: int
     loss: str
     regression: bool = False
+    tokens: int | None = None
 
     @property
     def linear(self) -> bool:
@@ -89,6 +91,7 @@ class About:
     without it is advised. counting: settings with which it reads off the number of records.
     leave_one: how an audit plays who knows all records but one. shadows: whether it trains shadow
     models, which may be kept and spread. spaces: what `sweep` may vary, by name.
+    limit: where the adversary applies, why it will get little all the same, if that is known.
     """
 
     summary: str
@@ -104,6 +107,7 @@ class About:
     leave_one: LeaveOne | None = None
     shadows: bool = False
     spaces: Mapping[str, Space] = field(default_factory=dict)
+    limit: Callable[[Scene], str | None] = lambda scene: None
 
 
 class Attack(Protocol):

@@ -55,9 +55,10 @@ ABOUT = About(
     holds="the model and one gradient of a batch, as a federated client sends it",
     defence="Clip and add noise to each gradient (differential privacy), or aggregate over so "
     "many clients that the batch exceeds half the first layer's width.",
-    needs=("weights", "gradient"),
-    takes=(*HELD, "loss", "tokenizer"),
+    needs=("weights",),
+    takes=(*HELD, "gradient", "initial", "loss", "tokenizer"),
     missing="gradient",
+    limit=gradient_sequences.limit,
     stronger="give --gradient, what a client would send (remnant.capture), for federated training",
     spaces={
         "default": Space(

@@ -13,9 +13,16 @@ from remnant.attacks.about import Cost, Scene
 from remnant.attacks.gradient_unordered import from_encoder, from_images
 from remnant.attacks.outcome import nothing
 from remnant.evidence import stored_precision
-from remnant.models.tokens import is_causal, longest_of, takes_tokens
+from remnant.models.tokens import is_causal, longest_of
+from remnant.solvers.sequence.certificate import replayed
+from remnant.solvers.sequence.labels import alike_flows
 from remnant.solvers.sequence.layouts import Kind, Layout, read_layout
-from remnant.solvers.sequence.recover import Recovery, recover_sequences
+from remnant.solvers.sequence.recover import (
+    Recovery,
+    certified_below,
+    overall,
+    recover_in_noise,
+)
 from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.training.batch_gradient import batch_gradient
 from remnant.types import Candidates, Examples, Stated, Status, Target, Weights
@@ -35,6 +42,7 @@ class Held:
     vector: Weights
     precision: dict[str, float]
     whose: str
+    change: bool = False  # it is a change of weights, by one step of gradient descent or more
 
 
 Solve = Callable[[Target, Layout, Held, torch.Generator], Candidates]
@@ -69,7 +77,7 @@ def from_sequences(target: Target, generator: torch.Generator) -> Candidates:
 
 def _kind_probed(target: Target, layout: Layout) -> Layout:
     """nn.TransformerEncoder is used both ways: one that sees only what came before is a decoder."""
-    if layout.kind != "encoder" or not takes_tokens(target.model):
+    if layout.kind != "encoder" or layout.embedding is None:
         return layout
     probe = torch.arange(min(4, *target.input_shape))[None]
     return replace(layout, kind="decoder") if is_causal(target.model, probe) else layout
@@ -106,6 +114,7 @@ def what_is_held(target: Target) -> list[Held]:
                 vector=change,
                 precision=precision,
                 whose="the change between two checkpoints",
+                change=True,
             )
         )
     return found
@@ -113,6 +122,10 @@ def what_is_held(target: Target) -> list[Held]:
 
 def _size(value: Tensor) -> float:
     return float(value.double().square().mean().sqrt())
+
+
+def _with(model: nn.Module, name: str | None) -> Tensor | None:
+    return next((p.detach() for own, p in model.named_parameters() if own == name), None)
 
 
 def _with_weights(model: nn.Module, weights: Weights) -> nn.Module:
@@ -128,18 +141,41 @@ def from_decoder(
     target: Target, layout: Layout, held: Held, generator: torch.Generator
 ) -> Candidates:
     """Texts of a causal language model."""
-    found = recover_sequences(
+    tolerances = Tolerances()
+    changed = held.change and layout.embedding is not None
+    found = recover_in_noise(
         held.model,
         layout,
         held.vector,
         precision=held.precision,
         longest=longest_of(held.model),
-        tolerances=Tolerances(),
+        start=_with(held.model, layout.embedding) if changed else None,
+        tolerances=tolerances,
         generator=generator,
     )
     if found.refused:
         return nothing(target, Status.NOT_APPLICABLE, found.stopped)
+    if held.change and found.flows and not found.proved:
+        found = _replayed(held, found, tolerances)
+    still = sum(not bool(value.any()) for value in held.vector.values())
+    if still and not found.proved:
+        why = f"{still} of {len(held.vector)} parameters did not change, as adapters leave them"
+        found = replace(found, stopped=f"{found.stopped}; {why}".removeprefix("; "))
     return as_candidates(target, found, held.whose)
+
+
+def _replayed(held: Held, found: Recovery, tolerances: Tolerances) -> Recovery:
+    """Proved by several steps of descent on the batch, if one does not explain the change."""
+    level = certified_below(overall(held.vector, held.precision), tolerances)
+    alike = alike_flows(found.texts)
+    ways = [(alike, 0.0), (alike, found.smoothing)] if found.smoothing else [(alike, 0.0)]
+    for flows, smoothing in (*ways, (found.flows, found.smoothing)):
+        again, steps = replayed(held.model, flows, smoothing, held.vector)
+        if again.error <= level:
+            figures = {**found.figures, "steps": steps}
+            sure = [True] * len(found.texts)
+            return replace(found, error=again.error, proved=True, sure=sure, figures=figures)
+    return found
 
 
 def as_candidates(target: Target, found: Recovery, whose: str) -> Candidates:
@@ -197,6 +233,18 @@ def why_not(scene: Scene) -> str | None:
         return "no gradient was given, and no initial weights"
     layout = read_layout(scene.target.model)
     return layout if isinstance(layout, str) else None
+
+
+def limit(scene: Scene) -> str | None:
+    """Where the records have more tokens to predict than the model is wide: no order comes back,
+    unless many texts begin alike."""
+    layout = read_layout(scene.target.model) if scene.tokens is not None else ""
+    if isinstance(layout, str) or layout.kind != "decoder" or scene.tokens is None:
+        return None
+    if scene.tokens < layout.width:
+        return None
+    left = "order is lost" if layout.tied else "only the set of tokens comes back"
+    return f"{scene.tokens} tokens to predict are no fewer than the width, {layout.width}: {left}"
 
 
 def cost(scene: Scene) -> Cost:

@@ -71,6 +71,7 @@ class Case:
             records=len(self.truth),
             loss=self.loss,
             regression=self.truth.labels.is_floating_point(),
+            tokens=int((self.truth.inputs[:, 1:] >= 0).sum()) if self.truth.are_texts else None,
         )
 
     @property

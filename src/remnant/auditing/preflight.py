@@ -47,7 +47,7 @@ def preflight(
                 "attack": name,
                 "title": about.title,
                 "applies": why_not is None,
-                "why": why_not or "applies",
+                "why": why_not or about.limit(case.scene) or "applies",
                 # Two: the control takes as long as the attack.
                 "seconds": None if why_not else _rounded(2 * runs * cost.work / speed),
                 "megabytes": None if why_not else _rounded(cost.memory / 1e6),

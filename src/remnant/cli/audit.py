@@ -88,7 +88,8 @@ def preflight_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, st
     for row in rows:
         yield row["attack"], row["title"]
         cost = "about {seconds:g} s with its control, {megabytes:g} MB"
-        words = f"applies; {cost}" if row["applies"] else "does not apply: {why}"
+        limit = "" if row["why"] == "applies" else ", but {why}"
+        words = f"applies{limit}; {cost}" if row["applies"] else "does not apply: {why}"
         yield "", words.format(**row)
         if row["stronger"]:
             yield "", f"stronger: {row['stronger']}"

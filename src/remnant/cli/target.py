@@ -33,16 +33,21 @@ def read_target(
 
     from remnant.models import align, read_weights
     from remnant.models.foreign import check_outputs
+    from remnant.models.optimizers import read_optimizer
     from remnant.models.tokens import longest_of, takes_tokens
     from remnant.types import Knowledge, Target
 
     model, shape = released or read_released(spec)
     read = read_weights if directory_of(spec) is None else read_held
+    saved = None if spec.gradient is None else read_optimizer(spec.gradient, model)
     held = {
         kind: align(model, read(path), what=f"--{kind} {path}")
         for kind in ("initial", "gradient")
-        if (path := getattr(spec, kind)) is not None
+        if (path := getattr(spec, kind)) is not None and (kind == "initial" or saved is None)
     }
+    if saved is not None:
+        held["gradient"], before = saved
+        held |= {"initial": before} if before is not None and "initial" not in held else {}
     tokens = takes_tokens(model)
     public = read_records(spec, model, spec.public) if spec.public else None
     if tokens:

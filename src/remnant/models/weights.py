@@ -84,6 +84,12 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return {name: _own(value) for name, value in weights.items()}
 
 
+def read_saved(path: str | os.PathLike[str]) -> object:
+    """What torch.save wrote, tensors and plain values, from a file that is never trusted."""
+    source = Path(path)
+    return _torch(source, _bytes(source, Budget(LIMIT, WeightsError)))
+
+
 def _own(value: Tensor) -> Tensor:
     """In memory of torch's own, which begins at a multiple of 64 bytes.
 

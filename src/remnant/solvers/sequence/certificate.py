@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,3 +96,66 @@ def compare(held: Weights, again: Mapping[str, Tensor]) -> Returned:
         return Returned(error=1.0, scale=0.0)
     left = max(0.0, whole - cross * cross / square)
     return Returned(error=(left / whole) ** 0.5, scale=cross / square)
+
+
+def replayed(
+    model: nn.Module, flows: Flows, smoothing: float, change: Weights, *, most: int = 6
+) -> tuple[Returned, int]:
+    """The change of weights by several equal steps of gradient descent on the same batch, computed
+    again: for 1 to `most` steps, each at the step size that fits best; the best of them."""
+    best, steps = compare(change, gradient_of(model, flows, smoothing)), 1
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    size = best.scale
+    for count in range(2, most + 1):
+        size *= (count - 1) / count
+        found, size = _fitted(model, start, flows, smoothing, change, size, count)
+        if found.error >= best.error:
+            break
+        best, steps = found, count
+    return best, steps
+
+
+def _fitted(
+    model: nn.Module,
+    start: Weights,
+    flows: Flows,
+    smoothing: float,
+    change: Weights,
+    size: float,
+    count: int,
+    tries: int = 6,
+) -> tuple[Returned, float]:
+    """The best of `tries` step sizes: where the change computed again has scale 1, by secants on
+    logarithms."""
+    best, at = Returned(error=float("inf"), scale=0.0), size
+    known = list[tuple[float, float]]()
+    for _ in range(tries):
+        found = compare(change, _descend(model, start, flows, smoothing, size, count))
+        if found.error < best.error:
+            best, at = found, size
+        if not found.scale > 0:
+            break
+        known.append((math.log(size), math.log(found.scale)))
+        (x, y), (before, other) = known[-1], known[-2 if len(known) > 1 else -1]
+        if y == 0 or (x != before and y == other):
+            break
+        size = math.exp(x + y if x == before else x - y * (x - before) / (y - other))
+    return best, at
+
+
+def _descend(
+    model: nn.Module, start: Weights, flows: Flows, smoothing: float, size: float, count: int
+) -> dict[str, Tensor]:
+    """What `count` steps take off the weights; the model is at `start` again afterwards."""
+    try:
+        for _ in range(count):
+            gradient = gradient_of(model, flows, smoothing)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name in gradient:
+                        parameter.sub_(gradient[name], alpha=size)
+        return {name: start[name] - p.detach() for name, p in model.named_parameters()}
+    finally:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(start[name])

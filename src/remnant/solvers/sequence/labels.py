@@ -193,7 +193,7 @@ def _explained(
 def _best(
     end: _End, wanted: Tensor, at: Sequence[int], smoothing: float, tolerances: Tolerances
 ) -> list[int]:
-    """The token whose loss points most nearly where each of `wanted` does (all, or those of `at`)."""
+    """The token whose loss points most nearly where each of `wanted` does (all, or `at`)."""
     if not at:
         return []
     wanted = (wanted if len(wanted) == len(at) else wanted[list(at)]).to(end.rows)
@@ -296,3 +296,13 @@ def snapped(flows: Flows, weights: Sequence[float], tolerances: Tolerances) -> F
             return flows
         whole[prefix] = {token: float(round(r)) for token, r in ratios.items() if round(r)}
     return whole
+
+
+def alike_flows(texts: Sequence[Text]) -> Flows:
+    """The flows of texts whose tokens all count alike."""
+    flows: Flows = {}
+    for text in texts:
+        for k in range(1, len(text)):
+            after = flows.setdefault(text[:k], {})
+            after[text[k]] = after.get(text[k], 0.0) + 1.0
+    return flows

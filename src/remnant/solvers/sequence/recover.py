@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from remnant.solvers.sequence.certificate import compare, gradient_of
 from remnant.solvers.sequence.decoder import Decoder, read_decoder
 from remnant.solvers.sequence.labels import (
+    Flows,
+    alike_flows,
     counts_of,
     find_labels,
     sequences_of,
@@ -38,6 +41,8 @@ class Recovery:
     error: float | None = None
     stopped: str = ""
     figures: dict[str, float | int] = field(default_factory=dict)
+    flows: Flows = field(default_factory=dict)  # loss weights by prefix and next token
+    smoothing: float = 0.0
     proved: bool = False  # the texts give back the whole gradient, so that they are all of it
     refused: bool = False  # the model is none that this solver knows
 
@@ -51,14 +56,20 @@ def recover_sequences(
     longest: int,
     tolerances: Tolerances,
     generator: torch.Generator,
+    noise: float = 0.0,
+    start: Tensor | None = None,
+    known: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Recovery:
     """The sequences whose mean loss has this gradient at the model's weights, as far as they show.
 
     vector: the gradient by parameter name, at any scale; tensors of zeros alone are not held.
     precision: relative rounding of its numbers, by name. longest: the most tokens of a text.
+    noise: what else may have changed the numbers, relative to them: it widens what counts as near,
+    never what is certified. start: the embedding before a change between checkpoints.
+    known: decompositions of an earlier call with the same vector.
     """
     rounding = overall(vector, precision)
-    near = max(tolerances.near, tolerances.noise * rounding)
+    near = max(tolerances.near, tolerances.noise * max(rounding, noise))
     tolerances = replace(tolerances, near=near)
     places = used_places(vector, layout, rounding)
     decoder = read_decoder(model, layout, min(longest, (places or longest) + 1))
@@ -69,19 +80,21 @@ def recover_sequences(
         why = "the gradient of the first block is not held (its attention was not trained)"
         return Recovery(stopped=why, refused=True)
 
+    cache = {} if known is None else known
+
     def span_of(layers: tuple[Linear, ...]) -> InputSpan | None:
         if not _held(vector, layers):
             return None
-        worst = max(precision[layer.weight] for layer in layers)
+        worst = max(noise, *(precision[layer.weight] for layer in layers))
         return input_span(
-            vector, layers, precision=worst, tolerances=tolerances, generator=generator
+            vector, layers, precision=worst, tolerances=tolerances, generator=generator, known=cache
         )
 
-    moved = moved_rows(vector.get(layout.embedding or ""))
+    moved = None if layout.tied else moved_rows(vector.get(layout.embedding or ""), start)
     tokens = _tokens(decoder, span_of(first.reads), moved, places, tolerances)
     if tokens is None:
-        return Recovery(stopped=_filled("attention", layout))
-    certain = sorted(tokens.found.tolist())
+        return Recovery(stopped=f"{_filled(layout)}; nor can tokens be told")
+    certain = sorted((tokens.found if moved is None else moved).tolist())
     spans = {"up": span_of(first.up)}
     if len(layout.blocks) > 1:
         spans["next"] = span_of(layout.blocks[1].reads)
@@ -90,23 +103,27 @@ def recover_sequences(
         "tokens_found": len(certain), "token_worst": tokens.worst, "token_next": tokens.best,
         **{f"rank_{name}": span.rank for name, span in spans.items() if span is not None},
     }  # fmt: skip
-    if not usable:
-        why = f"{_filled('perceptron', layout)}; the set of {len(certain)} tokens is certain"
-        return Recovery(stopped=why, tokens=certain, figures=figures)
-    if len(certain) > tolerances.most_tokens:
-        why = f"{len(certain)} tokens fit the first block: its null space tells too little"
-        return Recovery(stopped=why, figures=figures)
+    told = len(certain) <= min(tolerances.most_tokens, len(decoder.tokens) // 2)
+    if not usable or not told:
+        why = "the null space of the first block tells too little" if usable else _filled(layout)
+        also = f"the set of {len(certain)} tokens is certain" if told else "nor can tokens be told"
+        kept = certain if told else None
+        return Recovery(stopped=f"{why}; {also}", tokens=kept, figures=figures)
     length = len(decoder.places) if places is None else places
     found = grow(decoder, usable, tokens.at, length, tolerances)
+    if found.crowded or not found.leaves:
+        much = "too many prefixes fit" if found.crowded else "no prefix fits"
+        also = "" if moved is None else f"; the set of {len(certain)} tokens is certain"
+        why = f"{much} what the first blocks read{also}"
+        return Recovery(stopped=why, tokens=None if moved is None else certain, figures=figures)
     return _concluded(model, layout, vector, found, certain, rounding, tolerances, figures)
 
 
-def _filled(part: str, layout: Layout) -> str:
-    """The reason where more different states than the width went through a layer."""
-    width = layout.width
+def _filled(layout: Layout) -> str:
+    """The reason where a gradient's spectrum does not end within the width."""
     return (
-        f"the inputs of the first {part} fill its whole width of {width}: the batch has at least "
-        f"as many different prefixes, and no order can be told"
+        f"the batch has at least as many different prefixes as the model is wide ({layout.width}), "
+        "or noise hides how many: nothing stands out, and no order can be told"
     )
 
 
@@ -132,12 +149,21 @@ def _tokens(
     return Tokens(found=moved, at=[moved] * (1 if decoder.turns else count), worst=0.0, best=1.0)
 
 
-def moved_rows(table: Tensor | None) -> Tensor | None:
-    """The rows of an embedding's gradient that are not zero: exactly the tokens that went in, if the
-    output layer is another table; None where most rows moved, or none."""
+def moved_rows(table: Tensor | None, start: Tensor | None = None) -> Tensor | None:
+    """The rows of an embedding's gradient that are not zero: exactly the tokens that went in, if
+    the output layer is another table. Of a change between two checkpoints (start: the table before
+    it), rows that moved otherwise than all others, which may have decayed by a common factor, under
+    any optimizer. None where most rows moved, as they do if the output layer is the same table."""
     if table is None:
         return None
     moved = (table != 0).any(1)
+    if start is not None:
+        change, before = table.double(), start.double()
+        squares = before.square().sum(1)
+        decay = ((change * before).sum(1) / squares.clamp_min(1e-300)).median()
+        off = (change - decay * before).abs().amax(1)
+        usual = max(float(off.median()), 2.0**-24 * float(before.abs().max()))
+        moved = off > 10 * usual
     share = float(moved.double().mean())
     return moved.nonzero()[:, 0] if 0 < share < 0.5 else None
 
@@ -165,10 +191,6 @@ def _concluded(
     """Labels, ends and the certificate of what was grown."""
     figures["prefix_worst"] = max(found.accepted, default=0.0)
     figures["prefix_next"] = min(found.rejected, default=1.0)
-    if found.crowded or not found.leaves:
-        much = "too many prefixes fit" if found.crowded else "no prefix fits"
-        why = f"{much} what the first blocks read; the set of {len(certain)} tokens is what fits"
-        return Recovery(stopped=why, tokens=certain, figures=figures)
     labels = find_labels(model, layout, vector, found.leaves, tolerances)
     if isinstance(labels, str):
         texts = found.leaves
@@ -179,6 +201,10 @@ def _concluded(
     texts, weights = sequences_of(labels.flows, tolerances)
     flows = snapped(labels.flows, weights, tolerances)
     again = compare(vector, gradient_of(model, flows, labels.smoothing))
+    if again.error > certified_below(precision, tolerances):  # noise may be in the weights alone
+        alike = alike_flows(texts)
+        other = compare(vector, gradient_of(model, alike, labels.smoothing))
+        flows, again = (alike, other) if other.error < again.error else (flows, again)
     figures |= {"smoothing": labels.smoothing, "label_fit": labels.fit}
     proved = again.error <= certified_below(precision, tolerances)
     return Recovery(
@@ -188,6 +214,8 @@ def _concluded(
         proved=proved,
         tokens=certain,
         error=again.error,
+        flows=flows,
+        smoothing=labels.smoothing,
         figures=figures,
     )
 
@@ -202,4 +230,39 @@ def overall(vector: Weights, precision: Mapping[str, float]) -> float:
 
 def certified_below(precision: float, tolerances: Tolerances) -> float:
     """The relative error at which a gradient that was computed again proves what it was of."""
-    return max(tolerances.returned, tolerances.rounded * precision)
+    return min(tolerances.loosest, max(tolerances.returned, tolerances.rounded * precision))
+
+
+def _emptied(found: Recovery) -> Recovery:
+    """Without texts that leave most of the gradient unexplained: they are none of the batch's."""
+    why = f"what fits the first blocks leaves {found.error:.0%} of the gradient unexplained"
+    return Recovery(stopped=why, tokens=found.tokens, figures=found.figures)
+
+
+def recover_in_noise(
+    model: nn.Module,
+    layout: Layout,
+    vector: Weights,
+    *,
+    tolerances: Tolerances,
+    generator: torch.Generator,
+    **told: Any,
+) -> Recovery:
+    """As `recover_sequences`; where that proves nothing, at growing levels of noise until all is
+    proved, or of all levels the one whose texts leave least of the vector unexplained. So nothing
+    has to be known of how far weights drifted between the gradients that the vector sums."""
+    cache = dict[str, tuple[Tensor, Tensor]]()
+    best: Recovery | None = None
+    for noise, near in ((0.0, tolerances.near), *tolerances.levels):
+        found = recover_sequences(
+            model, layout, vector, tolerances=replace(tolerances, near=near), generator=generator,
+            noise=noise, known=cache, **told,
+        )  # fmt: skip
+        if found.proved or found.refused:
+            return found
+        if best is None:
+            best = found if (found.error or 0.0) < tolerances.plausible else _emptied(found)
+        elif (found.error or 1.0) < min(tolerances.plausible, best.error or 1.0):
+            best = found
+    assert best is not None
+    return best

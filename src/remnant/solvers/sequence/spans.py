@@ -22,8 +22,8 @@ from remnant.solvers.spans import count_records, rounding_level
 class InputSpan:
     """The space that a layer's inputs lie in, by directions that are orthogonal to it.
 
-    probes: width (+ 1) x p, orthonormal combinations of the null space. null: of how many dimensions
-    the null space is; 0 where the inputs fill the whole space and nothing can be told.
+    probes: width (+ 1) x p, orthonormal combinations of the null space. null: of how many
+    dimensions that is; 0 where the inputs fill the whole space and nothing can be told.
     """
 
     probes: Tensor
@@ -58,18 +58,28 @@ def input_span(
     precision: float,
     tolerances: Tolerances,
     generator: torch.Generator,
+    known: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> InputSpan:
-    """The space of the inputs that layers with a common input share, out of their gradients."""
+    """The space of the inputs that layers with a common input share, out of their gradients.
+
+    known: decompositions that were made before, by the name of the first layer's weight.
+    """
     matrix, biased = stacked(vector, layers)
     matrix = matrix.double()
-    left, values, _ = torch.linalg.svd(matrix, full_matrices=matrix.shape[1] < matrix.shape[0])
+    name, known = layers[0].weight, {} if known is None else known
+    if name not in known:
+        full = matrix.shape[1] < matrix.shape[0]
+        known[name] = torch.linalg.svd(matrix, full_matrices=full)[:2]
+    left, values = known[name]
     spectrum = count_records(values, matrix, precision)
     rank = spectrum.count
-    if spectrum.gap <= tolerances.gap:
+    if not spectrum.clear:
         # Coarse numbers hide the end of a spectrum in their rounding: what stands above it counts.
         level = tolerances.above * rounding_level(matrix, precision)
         rank = int((values > level).sum()) if bool((values <= level).any()) else len(matrix)
     null = left[:, rank:]
+    if null.shape[1] < tolerances.fewest:
+        null, rank = null[:, :0], len(matrix)
     if null.shape[1] > tolerances.probes:
         shape = (null.shape[1], tolerances.probes)
         mixed = torch.randn(shape, generator=generator, dtype=torch.float64)

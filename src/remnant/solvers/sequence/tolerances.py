@@ -9,11 +9,18 @@ from dataclasses import dataclass
 class Tolerances:
     """Residuals are relative: 0 for a state that was an input of a layer, 1 for a random one."""
 
-    gap: float = 5.0  # fall of a spectrum that ends it; smaller ones are seen inside spectra too
     above: float = 1.5  # a singular value that is no rounding is so many times what rounding leaves
+    # Directions of a null space, below which it tells nothing: every state after a LayerNorm passes
+    # one of them, and too much passes a few.
+    fewest: int = 4
     probes: int = 64  # directions of a null space that are looked at: more cost time, fewer chance
     near: float = 1e-5  # residuals below are rounding of float32: never told apart
     noise: float = 2.0  # the same of coarser numbers, in units of their rounding
+    # Where numbers are off by more than their rounding (drift of weights between gradients, noise):
+    # what is tried in turn, as (noise of the numbers, residual that is near).
+    levels: tuple[tuple[float, float], ...] = (
+        (0.0, 0.01), (0.0, 0.03), (0.0, 0.06), (1e-3, 0.01), (1e-3, 0.03), (1e-2, 0.03),
+    )  # fmt: skip
     far: float = 0.3  # residuals above are of others, whatever the noise; below, a gap decides
     room: float = 30.0  # how many times the usual residual of a right prefix another may have
     most_tokens: int = 4000  # candidates for a place; more than that and the test tells nothing
@@ -26,4 +33,6 @@ class Tolerances:
     share: float = 0.3  # of the usual loss weight, above which a sequence ends at a prefix
     whole: float = 0.05  # how far from a whole number a sequence's count may be
     returned: float = 1e-4  # relative error of the gradient computed again, from float32 and better
+    plausible: float = 0.5  # the same above which texts are not even worth showing
+    loosest: float = 1e-2  # never more: one wrong token of 250 leaves some 5 times that
     rounded: float = 1.0  # the same from coarser numbers, in units of their rounding
