@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from remnant.attacks.gradient import Gradient
 from remnant.evidence import one_gradient
+from remnant.models.tokens import outputs_for
 from remnant.solvers.sequence.heads import Again, compute_again
 from remnant.solvers.sequence.layouts import Layout, read_layout
 from remnant.solvers.sequence.vision import recover_images
@@ -81,7 +82,9 @@ def test_one_wrong_byte_is_told_by_the_gradient_computed_again() -> None:
     wrong[1, 2, 5, 7] += 1 / 255 if wrong[1, 2, 5, 7] < 0.5 else -1 / 255
     errors = []
     for given in (images, wrong):
-        again = compute_again(target.model, layout, one_gradient(target), SCALING.to_model(given))
+        again = compute_again(
+            target.model, layout, one_gradient(target), SCALING.to_model(given), outputs_for
+        )
         assert isinstance(again, Again)
         assert torch.equal(again.labels, labels) if again.labels is not None else False
         errors.append(again.error / again.rounding)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
-from remnant.models.tokens import longest_of
+from remnant.models.tokens import longest_of, outputs_for
 from remnant.solvers.sequence.encoders import recover_texts
 from remnant.solvers.sequence.heads import Again, Tolerances, compute_again
 from remnant.solvers.sequence.layouts import Layout
@@ -32,7 +32,7 @@ def from_encoder(
     if not found.rows:
         return nothing(target, Status.INCONCLUSIVE, f"{found.reason} ({held.whose})")
     rows = pad_sequence([torch.tensor(row) for row in found.rows], True, -1)
-    again = compute_again(held.model, layout, evidence, rows)
+    again = compute_again(held.model, layout, evidence, rows, outputs_for)
     if isinstance(again, str):
         return nothing(target, Status.INCONCLUSIVE, f"{found.reason}, but {again}")
     sure = again.error < bound_of(held, again)
@@ -68,7 +68,7 @@ def from_images(
     data = target.scaling.to_data(found.inputs)
     if bool(in_box(data, target.bounds or (0.0, 1.0)).all()):
         data = (data.clamp(0, 1) * 255).round() / 255
-    again = compute_again(held.model, layout, evidence, target.scaling.to_model(data))
+    again = compute_again(held.model, layout, evidence, target.scaling.to_model(data), outputs_for)
     if isinstance(again, str):
         return nothing(target, Status.INCONCLUSIVE, f"{found.reason}, but {again}", stated=counted)
     squared = torch.zeros(len(data), dtype=torch.float64)
@@ -97,7 +97,7 @@ def as_they_are(
 ) -> tuple[Again, Tensor]:
     """Images that are no bytes: the gradient computed again, and the squared error of each (k,
     model's scale), infinite where nothing is certified."""
-    again = compute_again(held.model, layout, evidence_of(held, layout), found.inputs)
+    again = compute_again(held.model, layout, evidence_of(held, layout), found.inputs, outputs_for)
     assert not isinstance(again, str)
     if again.error < Tolerances().near:
         return again, own_errors(target, layout, held, found, again, generator)

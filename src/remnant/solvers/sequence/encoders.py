@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.models.tokens import outputs_for
 from remnant.solvers.sequence.grouping import Kinds, group, most_said
 from remnant.solvers.sequence.layouts import Layout, Weights, at_path, normed
 from remnant.solvers.sequence.states import States, read_states
@@ -64,15 +63,14 @@ def read_tables(model: nn.Module, layout: Layout, weights: Weights, longest: int
 def _entering(model: nn.Module, layout: Layout, tokens: Tensor) -> Tensor:
     """What enters the embedding's norm, or else the first block: n x length x width, float64."""
     norm = layout.embedding_norm
-    path = layout.blocks[0].activation.rsplit(".", 2)[0] if norm is None else norm.weight
-    path = _block_path(layout) if norm is None else path.removesuffix(".weight")
+    path = _block_path(layout) if norm is None else norm.weight.removesuffix(".weight")
     seen = list[Tensor]()
     hook = at_path(model, path).register_forward_pre_hook(
         lambda module, given, named: seen.append((given or tuple(named.values()))[0]),
         with_kwargs=True,
     )
     try:
-        outputs_for(model, tokens)
+        model(tokens)
     finally:
         hook.remove()
     return seen[0].detach().double()

@@ -9,18 +9,20 @@ in which nothing is left to choose.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from remnant.models.tokens import outputs_for
 from remnant.solvers.sequence.certificate import compare
 from remnant.solvers.sequence.layouts import Layout, Linear, at_path, stacked
 from remnant.solvers.sequence.states import solve
 from remnant.types import Evidence
+
+Run = Callable[[nn.Module, Tensor], object]
+"""The logits that a model gives for inputs, or for tokens with -1 after each text's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,8 @@ class Tolerances:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Again:
     """The gradient computed again in the model's own precision, and exactly: the exact one's error
-    relative to what is held, and how far the two are apart, relative. labels: classes (n), or tokens (n x length, -1 where
-    the loss does not look); None where they could not be told."""
+    relative to what is held, and how far the two are apart, relative. labels: classes (n), or
+    tokens (n x length, -1 where the loss does not look); None where they could not be told."""
 
     error: float
     rounding: float
@@ -60,6 +62,7 @@ def compute_again(
     layout: Layout,
     evidence: Evidence,
     inputs: Tensor,
+    run: Run,
     tolerances: Tolerances | None = None,
 ) -> Again | str:
     """The best of what these inputs (n x shape, in the model's scale, or n x length tokens with -1
@@ -71,7 +74,7 @@ def compute_again(
     numbers = inputs.double() if inputs.is_floating_point() else inputs
     down = layout.blocks[-1].down
     with torch.enable_grad(), _watched(exact, layout.head, down) as seen:
-        outputs = outputs_for(exact, numbers)
+        outputs = run(exact, numbers)
         assert isinstance(outputs, Tensor)
         if outputs.ndim == 2:
             features = seen["head"][0].detach()
@@ -84,7 +87,7 @@ def compute_again(
     fits = [compare(evidence.vector, gradient) for _, gradient in tried]
     best = min(range(len(fits)), key=lambda k: fits[k].error if fits[k].scale > 0 else torch.inf)
     (guess, gradient), fit = tried[best], fits[best]
-    own = _in_own_precision(model, inputs, guess.signals)
+    own = _in_own_precision(model, inputs, guess.signals, run)
     return Again(
         error=fit.error if fit.scale > 0 else float("inf"),
         rounding=compare(gradient, own).error,
@@ -103,13 +106,15 @@ def _backward(model: nn.Module, outputs: Tensor, signals: Tensor) -> dict[str, T
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
 
-def _in_own_precision(model: nn.Module, inputs: Tensor, signals: Tensor) -> dict[str, Tensor]:
+def _in_own_precision(
+    model: nn.Module, inputs: Tensor, signals: Tensor, run: Run
+) -> dict[str, Tensor]:
     """The gradient as training computed it: where records' shares cancel each other it is off by
     far more than one number's rounding."""
     like = next(model.parameters())
     own = copy.deepcopy(model).eval()
     with torch.enable_grad():
-        outputs = outputs_for(own, inputs.to(like) if inputs.is_floating_point() else inputs)
+        outputs = run(own, inputs.to(like) if inputs.is_floating_point() else inputs)
         assert isinstance(outputs, Tensor)
         return _backward(own, outputs, signals.to(like))
 
