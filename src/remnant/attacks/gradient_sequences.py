@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.about import Cost, Scene
+from remnant.attacks.gradient_unordered import from_encoder, from_images
 from remnant.attacks.outcome import nothing
 from remnant.evidence import stored_precision
 from remnant.models.tokens import is_causal, longest_of
@@ -218,7 +219,11 @@ def _said(found: Recovery, whose: str, texts: int, certified: int) -> str:
     return f"{certified} of {texts} texts certified: {again}{more}"
 
 
-SOLVERS: dict[Kind, Solve] = {"decoder": from_decoder}
+SOLVERS: dict[Kind, Solve] = {
+    "decoder": from_decoder,
+    "encoder": from_encoder,
+    "vision": from_images,
+}
 
 
 def why_not(scene: Scene) -> str | None:

@@ -1,0 +1,174 @@
+"""Images out of one gradient of a vision transformer: its tokens are patches, in no order.
+
+Each image is a class token and its patches, which a strided convolution embeds; the places are
+learned. The first block's states (`read_states`) give every patch up to the number that its norm
+hides, the gradient of the convolution gives the space that all patches lie in, and so a state tells
+its place and its patch by least squares. Attention tells which patches are of one image (`group`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from remnant.solvers.sequence.grouping import Kinds, group, most_said
+from remnant.solvers.sequence.layouts import Layout, Weights, normed
+from remnant.solvers.sequence.states import States, read_states, solve
+from remnant.types import Evidence
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Images:
+    """Images (k x shape, in the model's scale) of a batch of `counted`, and in words how."""
+
+    inputs: Tensor
+    counted: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Patches:
+    """How a layout embeds patches. weight: width x (channels height width of a patch)."""
+
+    weight: Tensor
+    bias: Tensor
+    places: Tensor  # (1 + patches) x width, the class token's first
+    token: Tensor  # width: the class token
+    shape: tuple[int, int, int]
+
+    @property
+    def count(self) -> int:
+        return len(self.places) - 1
+
+    def states(self, patches: Tensor, places: Tensor) -> Tensor:
+        """What the blocks are given for patches (k x entries) at places (k, from 1)."""
+        return patches @ self.weight.T + self.bias + self.places[places]
+
+
+def patches_of(layout: Layout, weights: Weights) -> Patches | str:
+    """How patches are embedded, or which part was not recognised."""
+    convolution, table, token = layout.patches, layout.positions, layout.class_token
+    if convolution is None or convolution.bias is None or weights[convolution.weight].ndim != 4:
+        return "images, but no convolution with a bias that embeds their patches was recognised"
+    if table is None or token is None:
+        return "images, but no learned places with a class token were recognised"
+    kernel = weights[convolution.weight]
+    return Patches(
+        weight=kernel.flatten(1),
+        bias=weights[convolution.bias],
+        places=weights[table].reshape(-1, layout.width),
+        token=weights[token].flatten(),
+        shape=(kernel.shape[1], kernel.shape[2], kernel.shape[3]),
+    )
+
+
+def recover_images(
+    model: nn.Module,
+    layout: Layout,
+    evidence: Evidence,
+    shape: tuple[int, ...],
+    *,
+    generator: torch.Generator,
+) -> Images:
+    """The batch of images (of that shape) behind one gradient, as far as it was found."""
+    patches = patches_of(layout, evidence.start)
+    if isinstance(patches, str):
+        return _none(shape, patches)
+    channels, high, wide = patches.shape
+    grid = [size // side for size, side in zip(shape[1:], (high, wide), strict=False)]
+    if len(shape) != 3 or shape[0] != channels or grid[0] * grid[1] != patches.count:
+        wanted = f"{patches.count} patches of {channels} x {high} x {wide}"
+        return _none(shape, f"an image has {wanted} in this model, which {shape} does not give")
+    alone = one_image(layout, evidence, patches)
+    if alone is not None:
+        return Images(
+            inputs=whole(alone[None], patches, grid), counted=1, reason="1 image, by least squares"
+        )
+    states = read_states(model, layout, evidence, generator=generator)
+    if isinstance(states, str):
+        return _none(shape, states)
+    counted, rest = divmod(len(states), patches.count + 1)
+    if rest:
+        each = f"{len(states)} token states, which are no whole images of {patches.count + 1}"
+        return _none(shape, each)
+    found, places = locate(evidence, layout, patches, states, counted)
+    records = together(evidence.start, layout, patches, states, found, places)
+    images = torch.stack([found[list(record[1:])] for record in records]) if records else found[:0]
+    return Images(
+        inputs=whole(images.reshape(len(records), patches.count, -1), patches, grid),
+        counted=counted,
+        reason=f"{len(records)} of {counted} images put together from {len(states)} token states",
+    )
+
+
+def one_image(layout: Layout, evidence: Evidence, patches: Patches) -> Tensor | None:
+    """The patches of a single image, or None where there are more: the gradient at each patch is
+    that of its place, and the convolution's gradient is their products with the patches."""
+    assert layout.patches is not None
+    assert layout.positions is not None
+    gradient = evidence.vector[layout.patches.weight].flatten(1)
+    signals = evidence.vector[layout.positions].reshape(-1, layout.width)[1:].T
+    if len(signals) <= signals.shape[1]:
+        return None
+    found = solve(signals, gradient)
+    left = (signals @ found - gradient).norm() / gradient.norm()
+    # Rounding, against all that a second image adds: nothing lies between.
+    return found if float(left) < evidence.precision**0.5 else None
+
+
+def locate(
+    evidence: Evidence, layout: Layout, patches: Patches, states: States, counted: int
+) -> tuple[Tensor, Tensor]:
+    """Patches (T x entries, 0 for class tokens) and places (T) that the states fit best."""
+    assert layout.patches is not None
+    gradient = evidence.vector[layout.patches.weight].flatten(1)
+    right = torch.linalg.svd(gradient, full_matrices=False)[2]
+    span = right[: counted * patches.count].T  # entries x r: all patches lie in it
+    frame = _centred((patches.weight @ span).T).T  # width x r
+    shifted = _centred(patches.places + patches.bias)
+    outside = torch.linalg.qr(frame)[0]
+    outside = torch.eye(layout.width, dtype=frame.dtype) - outside @ outside.T
+    off = torch.cdist(states.before @ outside, shifted @ outside)  # T x (1 + patches)
+    off[:, 0] = (states.before - _centred(patches.places[:1] + patches.token)).norm(dim=1)
+    places = off.argmin(1)
+    inner = solve(frame, (states.before - shifted[places]).T)
+    return (span @ inner).T * (places > 0)[:, None], places
+
+
+def together(
+    weights: Weights,
+    layout: Layout,
+    patches: Patches,
+    states: States,
+    found: Tensor,
+    places: Tensor,
+) -> list[tuple[int, ...]]:
+    """Tokens (rows of `found`) of each image, the class token first."""
+    inputs = patches.states(found, places)
+    inputs[places == 0] = patches.places[0] + patches.token
+    norm = layout.blocks[0].attention_norm
+    first = {0: int((places == 0).int().argmax())}  # the class token is the same in all images
+    own = torch.tensor([first.get(place, i) for i, place in enumerate(places.tolist())])
+    kinds, kind = own.unique(return_inverse=True)
+    rows = Kinds(inputs=normed(weights, norm, inputs[kinds]), places=places[kinds])
+    said = group(layout, weights, rows, kind, states.gathered)
+    records = most_said(said)
+    return [tuple(kinds[list(record)].tolist()) for record in records
+            if len(record) == patches.count + 1]  # fmt: skip
+
+
+def whole(patches: Tensor, embedding: Patches, grid: list[int]) -> Tensor:
+    """Images (k x channels x height x width) of k x count x entries patches, row by row."""
+    channels, high, wide = embedding.shape
+    parts = patches.reshape(-1, *grid, channels, high, wide).permute(0, 3, 1, 4, 2, 5)
+    return parts.reshape(-1, channels, grid[0] * high, grid[1] * wide)
+
+
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(-1, keepdim=True)
+
+
+def _none(shape: tuple[int, ...], reason: str) -> Images:
+    return Images(inputs=torch.zeros(0, *shape).double(), counted=None, reason=reason)
