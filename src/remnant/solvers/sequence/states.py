@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.batch.one_gradient import recover_batch
-from remnant.solvers.batch.resimulate import Resimulation, resimulate, slope_at
+from remnant.solvers.dense.one_gradient import Layers, recover_batch
+from remnant.solvers.dense.resimulate import Resimulation, resimulate, slope_at
+from remnant.solvers.dense.rounds import Search
 from remnant.solvers.sequence.layouts import (
     Layout,
     Norm,
@@ -126,17 +127,18 @@ def all_records(layers: Perceptron, precision: float, generator: torch.Generator
     """
     found, left, total = list[Tensor](), None, 0
     while left is None or left > 0:
-        recovery = recover_batch(
-            layers.up,
-            layers.up_gradient,
-            layers.down,
-            layers.down_gradient,
-            layers.activation,
-            count=left,
-            precision=precision,
+        dense = Layers(
+            first=layers.up,
+            first_gradient=layers.up_gradient,
+            next_weight=layers.down,
+            next_gradient=layers.down_gradient,
+            activation=layers.activation,
+            bias=True,
             last=False,
-            generator=generator,
+            precision=precision,
         )
+        search = Search(iterations=8000, patience=5)
+        recovery = recover_batch(dense, count=left, search=search, generator=generator)
         total = total or recovery.counted
         if not len(recovery.inputs) or not bool(recovery.inputs.isfinite().all()):
             return f"{total - (left or total)} of {total} found; {recovery.reason}"
