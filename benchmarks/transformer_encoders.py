@@ -1,7 +1,7 @@
 """What comes back of encoders and vision transformers from one float32 gradient, row by row.
 
-    python -P benchmarks/transformers_encoders.py                    the list of rows
-    python -P benchmarks/transformers_encoders.py vit-3 bert-4x16-mask --seeds 31 32
+    python benchmarks/transformer_encoders.py                    the list of rows
+    python benchmarks/transformer_encoders.py vit-3 bert-4x16-mask --seeds 31 32
 
 (-P: a file beside this one has the name of the library.)
 
