@@ -363,7 +363,7 @@ DATA = {
     "pictures of two sizes": ("pictures", pictures(a=(0, png()), b=(1, png(size=(9, 9)))), "size"),
     "a picture of 16 bits": ("pictures", pictures(a=(0, png("I;16"))), "8-bit"),
     "a picture bomb": ("pictures", pictures(a=(0, wide_png())), "a fault"),
-    "another ending": ("d.csv", b"1,2\n", "got .csv"),
+    "another ending": ("d.xlsx", b"1,2\n", "got .xlsx"),
     "a pipe": ("d.npz", pipe, "a device or a pipe"),
     "a device": ("d.npz", device, "a device or a pipe"),
     "a symlink loop": ("d.npz", loop, "looked at"),

@@ -459,3 +459,8 @@ def test_the_hash_of_tensors_knows_names_types_shapes_and_bytes():
     assert base not in hashes
     assert hash_tensors({"a": torch.tensor(1.0)}) != hash_tensors({"a": torch.tensor([1.0])})
     assert hash_tensors({"h": torch.ones(3, dtype=torch.bfloat16), "e": torch.zeros(0)})
+
+
+def test_a_number_cut_from_a_matrix_hashes_as_itself():
+    cut = torch.arange(8.0).reshape(2, 4)[:1, 1:2]
+    assert hash_tensors({"a": cut}) == hash_tensors({"a": torch.tensor([[1.0]])})

@@ -194,7 +194,10 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
         value = tensors[name].detach().cpu().contiguous()
         head = [name, str(value.dtype), list(value.shape)]  # fixes how many bytes follow
         digest.update(json.dumps(head).encode() + b"\n")
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        flat = value.reshape(-1)
+        if flat.stride(0) != 1:  # a single number may keep the stride of where it was cut from
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

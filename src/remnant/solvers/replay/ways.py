@@ -94,7 +94,9 @@ def solvers_for(problem: ReplayProblem) -> tuple[Solver, ...]:
     if not kinks:
         return (far, solve)
     near = partial(by_columns, near=True, robust=True)
-    return (far, near) if adam or not problem.settings.bends else (far, newton, near)
+    if adam or not problem.settings.bends:
+        return far, near
+    return far, newton, near, newton, near, solve
 
 
 def newton(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
