@@ -1,6 +1,6 @@
 """Texts out of transformers: what comes back, exactly, from a gradient, checkpoints, an optimizer.
 
-    python benchmarks/transformer_decoders.py --texts tokens.json [--rows gradient,precision,...] [--seed 7]
+    python benchmarks/transformer_decoders.py --texts tokens.json [--rows gradient,...] [--seed 7]
 
 Models are in the layouts of Hugging Face transformers at random weights. tokens.json is a list of
 lists of token ids (GPT-2's, for texts that look like texts); without it tokens are drawn at random,
