@@ -11,8 +11,9 @@ from remnant.cli import parser
 
 HEAD = """# Verbs and settings
 
-`remnant VERB --help` has all flags of a verb and their defaults. Flags of `audit` are fields of `audit.yaml` too; settings of
-an attack are fields in Python too, and stand under `settings: {attack: {...}}` in a file.
+`remnant VERB --help` has all flags of a verb and their defaults. Flags of `audit` are fields of
+`audit.yaml` too; settings of an attack are fields in Python too, and stand under
+`settings: {attack: {...}}` in a file.
 """
 
 

@@ -22,7 +22,7 @@ from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
 from remnant.models.foreign import check_outputs
 from remnant.models.tokens import takes_tokens
-from remnant.types import Examples
+from remnant.types import Examples, Target
 
 GUESSED = "no --model was given and dense layers were taken for ReLU: give --model to be sure"
 
