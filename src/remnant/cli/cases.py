@@ -36,9 +36,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     truth = load(spec.data, data_dir=spec.data_dir)
     parts = {"data": truth, **read_others(spec)}
     linear = is_linear(spec.weights)
-    target, hashes = (
-        read_linear_target(spec) if linear else read_target(spec, released, like=truth)
-    )
+    target, hashes = read_linear_target(spec) if linear else read_target(spec, released, like=truth)
     parts = {name: _shaped(part, target.input_shape) for name, part in parts.items()}
     outputs = check_outputs(target.model, target.scaling.to_model(parts["data"].inputs[:2]))
     loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
