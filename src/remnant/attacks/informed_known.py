@@ -26,12 +26,12 @@ def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16)
         return target
     if not isinstance(recipe, GradientDescent) or recipe.loss != "ce":
         return target
-    if recipe.steps > most_steps or not 0 < (held.records or 0) <= most_records:
+    count = held.records or 0
+    if recipe.steps > most_steps or not 0 < count <= most_records:
         return target
     with suppress(InputError):  # an output without a bias tells nothing
-        labels = labels_of_run(
-            target.model, held.initial, recipe, count=held.records, shape=target.input_shape
-        )
+        shape = target.input_shape
+        labels = labels_of_run(target.model, held.initial, recipe, count=count, shape=shape)
         return replace(target, knowledge=replace(held, labels=labels))
     return target
 
