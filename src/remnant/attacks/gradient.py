@@ -19,6 +19,7 @@ from remnant.attacks.gradient_batch_norm import (
     normed_pair,
     recover_through_norm,
 )
+from remnant.attacks.gradient_saved import from_optimizer
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -111,9 +112,11 @@ class Gradient:
         if target.knowledge.gradient is None:
             reason = "no gradient is known; give --gradient"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        evidence = one_gradient(target)
-        if not any(bool(g.any()) for g in evidence.vector.values()):
+        if not any(bool(g.any()) for g in target.knowledge.gradient.values()):
             return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
+        if target.knowledge.gradient_of and self.preset == "exact":
+            return from_optimizer(target, self.exact, generator)
+        evidence = one_gradient(target)
         solve = {"exact": self.exact, "paper": self.paper, "matching": self.match}[self.preset]
         return solve(target, evidence, generator)
 
