@@ -10,7 +10,6 @@ import torch
 
 from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
-from remnant.attacks.ntk_replay import replay_instead, why_no_replay
 from remnant.attacks.outcome import (
     in_data_scale,
     nothing,
@@ -46,7 +45,7 @@ ABOUT = About(
     defence="Do not let the weights from before training out beside the final ones, or train with "
     "differential privacy. Weight decay, mini-batches and storing weights as fp16 do not stop it.",
     needs=("weights", "initial"),
-    takes=(*HELD, "recipe", "labels", "loss"),
+    takes=(*HELD, "recipe", "loss"),
     missing="initial",
     stronger="give --initial, the weights before training, if anyone else may have them",
     counting={"preset": "exact", "patience": 1},
@@ -70,8 +69,7 @@ class NTK:
     through the lifted equations (`solvers.lifted`); certified, no public data, the count is found.
     paper: 000's descent on images and duals. projected: the same objective with its duals solved
     for, in the first layer's span, from several starts whose agreement is the confidence. auto:
-    exact; where that proves nothing, replay of a known, short training (`attacks.ntk_replay`), or
-    projected where the number of records is known.
+    exact; where that proves nothing, projected if the number of records is known.
     """
 
     about: ClassVar[About] = ABOUT
@@ -168,13 +166,10 @@ class NTK:
     def fall_back(
         self, target: Target, evidence: Evidence, found: Candidates, generator: torch.Generator
     ) -> Candidates:
-        """What the exact solver said, and the records by replay where the training is known and
-        short, or approximate candidates where the count is known."""
-        lacking = why_no_replay(target)
-        if not lacking:
-            return replay_instead(target, found, generator=generator)
+        """What the exact solver said, and approximate candidates where the count is known."""
         if target.knowledge.recipe is not None:
-            found = replace(found, reason=f"{found.reason} (nor by replay: {lacking})")
+            more = "attack informed replays a short training whose recipe is known"
+            found = replace(found, reason=f"{found.reason} ({more})")
         if target.knowledge.records is None:
             more = "" if "--records" in found.reason else "; give --records"
             return replace(found, reason=f"{found.reason}{more} for approximate candidates")

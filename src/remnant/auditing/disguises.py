@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from remnant.auditing.case import Case
-from remnant.auditing.membership import Held, known_of_layer, unexplained
+from remnant.auditing.explained import Held, known_of_layer, unexplained
 from remnant.auditing.rules import RULES
 from remnant.types import Examples, Scaling
 
