@@ -22,13 +22,13 @@ def stored_precision(weights: Weights) -> float:
 
 
 def one_gradient(target: Target) -> Evidence:
-    """One gradient of a batch at the released weights (002)."""
+    """One gradient of a batch at the released weights (002), or what is seen of it."""
     gradient = target.knowledge.gradient
     if gradient is None:
         raise InputError("one gradient: expected a gradient, got none; give --gradient")
     weights = {name: w.double() for name, w in target.weights.items()}
     return Evidence(
-        vector={name: gradient[name].detach().double() for name in weights},
+        vector={n: gradient[n].detach().double() for n in weights if n in gradient},
         start=weights,
         end=weights,
         precision=stored_precision(gradient),

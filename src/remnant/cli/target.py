@@ -50,8 +50,9 @@ def read_target(
     saved = None if spec.gradient is None else read_optimizer(spec.gradient, model)
     if spec.gradient is None and directory_of(spec) is None:
         saved = kept_beside(spec.weights, model)
+    part = not takes_tokens(model)  # one layer's gradient may be all that is seen
     held = {
-        kind: align(model, read(path), what=f"--{kind} {path}")
+        kind: align(model, read(path), what=f"--{kind} {path}", some=part and kind == "gradient")
         for kind in ("initial", "gradient")
         if (path := getattr(spec, kind)) is not None and (kind == "initial" or saved is None)
     }
@@ -203,11 +204,17 @@ def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
     }
     if isinstance(spec, AttackSpec) and spec.known is not None:
         known, label = load(spec.known, data_dir=spec.data_dir), spec.label
-        labels = None if label is None else torch.tensor([label]).to(known.labels.dtype)
+        labels = None if label is None else missing_label(label, known.labels)
         again = recipe(model) if spec.refit else None
         target = linear_target(model, known, records=spec.records, labels=labels, recipe=again)
         hashes["known"] = hash_tensors({"x": known.inputs, "y": known.labels})
     return dataclasses.replace(target, bounds=read_bounds(spec.bounds)), hashes
+
+
+def missing_label(label: float, like: Tensor) -> Tensor:
+    """As a class, or in double precision: a closed form is as exact as its label."""
+    dtype = torch.float64 if like.is_floating_point() else like.dtype
+    return torch.tensor([label], dtype=torch.float64).to(dtype)
 
 
 def hash_model_file(spec: TargetSpec) -> dict[str, str]:
