@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from remnant.errors import InputError, expected
 from remnant.gradients import smoothed, weighted_sum
@@ -118,3 +119,25 @@ def objective(
         if isinstance(module, nn.Softplus) and name not in own
     ]
     return Objective(model=twin, relus=relus, points=cast, vector=values)
+
+
+def hours_of(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    count: int,
+    steps: int,
+    *,
+    projected: bool = False,
+    rate: float = 5e9,
+) -> float:
+    """An estimate: hours that so many steps of so many candidates of that shape take on one core.
+
+    rate: operations of the model's own evaluation a second, at which a step, some six times as
+    much work, was measured. projected: duals are solved for in each, by a kernel of all classes.
+    """
+    twin = copy.deepcopy(model).eval()
+    probe = torch.zeros(2, *shape, dtype=next(twin.parameters()).dtype)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        outputs = twin(probe)
+    more = 1 + outputs.shape[1] / 3 if projected else 1.0
+    return float(counter.get_total_flops() / 2 * count * steps * more / rate / 3600)
