@@ -190,7 +190,7 @@ def accuracy_on(target: Target, test: Examples) -> float:
 
 
 def above(truth: Examples, candidates: Tensor, threshold: float) -> int:
-    """How many records have a candidate of their own that correlates with them above the threshold."""
+    """How many records correlate above the threshold with a candidate of their own."""
     return int((score(truth, candidates).correlation > threshold).sum())
 
 
