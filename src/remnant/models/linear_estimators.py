@@ -130,6 +130,7 @@ _LINKS = {
     ("Gaussian", "Identity"): "linear",
     ("Binomial", "Logit"): "logistic",
     ("Poisson", "Log"): "poisson",
+    ("Gamma", "InversePower"): "gamma",
 }
 
 

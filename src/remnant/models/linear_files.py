@@ -2,7 +2,7 @@
 
 A file is JSON, or an npz archive of the same names; nothing in it is ever run:
 
-    family              linear, logistic, poisson or multinomial
+    family              linear, logistic, poisson, gamma or multinomial
     coef                d numbers, or c x d
     intercept           a number or c of them; left out where the model has none
     penalty             lambda of penalty / 2 |coef|^2 beside the sum of losses (default 0)
@@ -30,7 +30,7 @@ from remnant.errors import InputError, WeightsError, expected
 from remnant.types import Examples, Knowledge, Scaling, Target
 from remnant.untrusted import Budget, archive_of, json_file, read_array, reading, shown
 
-FAMILIES = ("linear", "logistic", "poisson", "multinomial")
+FAMILIES = ("linear", "logistic", "poisson", "gamma", "multinomial")
 FORMAT = "remnant.linear/1"
 LIMIT = 1024**3  # bytes that a file may take in memory
 ROOM = 64  # bytes for each number besides its own: a Python object of it in a list, and a tensor
@@ -103,6 +103,7 @@ class LinearModel(nn.Module):
         sensible = {
             "linear": (0,),
             "poisson": (0,),
+            "gamma": (0,),
             "logistic": (2,) if outputs == 1 else (outputs,),
             "multinomial": (outputs, outputs + 1),
         }[self.family]
