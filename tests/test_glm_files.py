@@ -12,7 +12,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from linear_cases import examples, table
 from remnant.errors import InputError, WeightsError
 from remnant.models.linear_estimators import from_estimator, recipe, save_linear
-from remnant.models.linear_files import LinearModel, linear_target, read_linear
+from remnant.models.linear_files import linear_target, read_linear
+from remnant.models.linear_model import LinearModel
 
 PLAIN = {"family": "linear", "coef": [1.0, 2.0], "intercept": 0.5}
 

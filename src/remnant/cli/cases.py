@@ -22,7 +22,7 @@ from remnant.data import load
 from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
 from remnant.models.foreign import check_outputs
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.models.tokens import takes_tokens
 from remnant.training import check_labels
 from remnant.types import Examples, Target
