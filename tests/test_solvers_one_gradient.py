@@ -441,3 +441,10 @@ def test_slopes_and_leaks():
     assert leak_of(nn.LeakyReLU(0.3)) == 0.3
     assert leak_of(nn.PReLU(init=0.25)) == 0.25
     assert leak_of(nn.GELU()) is None
+
+
+def test_a_smooth_network_without_biases_is_not_called_free_of_scale():
+    _, held = leaked(1, (32, 32), nn.Tanh(), bias=False)
+    assert "the activation fixes the size" in recover(held).reason
+    _, held = leaked(4, (32, 32), nn.Tanh(), bias=False)
+    assert recover(held).reason.endswith("this search settles neither size nor sign")

@@ -33,7 +33,7 @@ from remnant.evidence import weight_difference
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.descent.paper import SHARPENED, descend
+from remnant.solvers.descent.paper import SHARPENED, descend, hours_of
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
@@ -86,12 +86,18 @@ class NTK:
     starts: int = setting(32, "exact: points searched for at a time, at the least")
     iterations: int = setting(300, "exact: of each search")
     patience: int = setting(12, "exact: rounds without a new record before giving up")
-    steps: int | None = setting(None, "of paper (default: 80000) or projected (default: 400)")
+    steps: int | None = setting(
+        None, "of paper (default: 16000; 000 takes 80000) or projected (default: 400)"
+    )
     features: Literal["initial", "final", "hybrid"] | None = setting(
         None, "of paper (default: final) and projected (default: initial)"
     )
     runs: int = setting(4, "projected: independent starts")
+    batch: int | None = setting(
+        None, "paper: candidates of a step, as in Algorithm 2 (default: all)"
+    )
     double: bool = setting(False, "paper: float64")
+    hours: float = setting(2.0, "paper, projected: not begun if it takes longer by an estimate")
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -187,10 +193,15 @@ class NTK:
         if count is None:
             reason = "the paper's descent needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        steps = self.steps or SHARPENED.steps
+        steps, features = self.steps or SHARPENED.steps, self.features or "final"
         settings = replace(
-            SHARPENED, features=self.features or "final", steps=steps, double=self.double
+            SHARPENED, features=features, steps=steps, double=self.double, batch=self.batch
         )
+        many = round(settings.per_record * count)
+        each = steps * (1 + (features == "hybrid"))
+        hours = hours_of(target.model, target.input_shape, self.batch or many, each)
+        if hours > self.hours:
+            return self.too_long(target, hours)
         found = descend(
             target.model,
             evidence,
@@ -215,6 +226,10 @@ class NTK:
             return nothing(target, Status.NOT_APPLICABLE, reason)
         features: Literal["initial", "final"] = "final" if self.features == "final" else "initial"
         settings = Projected(features=features, steps=self.steps or 400, starts=self.runs)
+        many, each = round(settings.per_record * count), settings.steps * settings.starts
+        hours = hours_of(target.model, target.input_shape, many, each, projected=True)
+        if hours > self.hours:
+            return self.too_long(target, hours)
         found = search(
             target.model,
             evidence,
@@ -232,3 +247,8 @@ class NTK:
             f"(correlation above 0.9) from {self.runs} independent starts; that is no proof",
             figures={"candidates": len(found.inputs), "agreed": agreed, "losses": found.losses},
         )
+
+    def too_long(self, target: Target, hours: float) -> Candidates:
+        words = f"the descent takes some {hours:.0f} hours by an estimate, more than {self.hours:g}"
+        do = "allow them by --hours, or take fewer --steps"
+        return nothing(target, Status.INCONCLUSIVE, f"{words}: {do}")

@@ -59,7 +59,7 @@ class Plan:
     """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
 
     `targets`: for adversaries who know all records but one, how many are left out in turn, or
-    which (ids).
+    which (ids). `control`: of every attack, of none, or (None) where it decides the verdict.
     """
 
     attacks: Sequence[str] | None = None
@@ -70,7 +70,7 @@ class Plan:
     budget: float | None = None
     images: bool = True
     redacted: bool = False
-    control: bool = True
+    control: bool | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -193,7 +193,8 @@ def _attack(
             found = play(case, name, attack, plan, run)
             finding = _score(case, name, found, plan, strangers)
             control = None
-            if plan.control and judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE:
+            unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
+            if plan.control or (unsure and plan.control is None):
                 control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
         reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from remnant.models.stack import working
-from remnant.types import Evidence, Weights
+from remnant.types import Evidence, Target, Weights
 
 _NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
 
@@ -119,6 +119,26 @@ def output_residuals(model: nn.Module, evidence: Evidence, inputs: Tensor) -> Te
         return None
     solved: Tensor = torch.linalg.lstsq(h.T, gradient.T, driver="gelsd").solution
     return solved
+
+
+def labels_from(target: Target, residuals: Tensor | None, inputs: Tensor) -> Tensor | None:
+    """Labels of records at inputs (k x shape, the model's scale) from dL/df of each, k x c.
+
+    Classes; under square loss of one output the numbers that it was compared with. None where
+    nothing tells them: one output whose loss is not known.
+    """
+    if residuals is None:
+        return None
+    loss = target.knowledge.loss
+    if loss == "mse":
+        model = copy.deepcopy(target.model).double().eval()
+        with torch.no_grad():
+            outputs = model(inputs.reshape(-1, *target.input_shape).double())
+        wanted: Tensor = outputs - residuals * len(inputs) / 2  # dL/df = 2 (f - y) / k
+        return wanted[:, 0] if wanted.shape[1] == 1 else wanted.argmax(1)
+    if residuals.shape[1] > 1:
+        return residuals.argmin(1)
+    return (residuals[:, 0] < 0).long() if loss == "bce" else None
 
 
 def seen(

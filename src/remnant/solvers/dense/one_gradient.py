@@ -251,7 +251,7 @@ def undetermined(layers: Layers, count: int) -> str:
         return f"{count} records fill the first layer ({width} x {columns}): no span to search in"
     smooth = leak_of(layers.activation) is None
     if smooth and not layers.bias:
-        return "without a bias in the first layer nothing fixes the size of a record"
+        return "without a bias in the first layer this search settles neither size nor sign"
     if layers.last or count > outputs:
         if smooth:
             name = type(layers.activation).__name__
@@ -333,7 +333,7 @@ def conclude(
         found=outcome.series,
         resimulation=again,
         error=error,
-        reason=reason_of(len(found), int(passed.sum()), counted, complete, scaled),
+        reason=reason_of(len(found), int(passed.sum()), counted, complete, scaled, smooth),
     )
 
 
@@ -360,12 +360,17 @@ def fix_scale(layers: Layers, records: Tensor, full: bool) -> tuple[Tensor, bool
     return records / inverse, bool((inverse > 0).all()), doubt
 
 
-def reason_of(found: int, passed: int, counted: int, complete: bool, scaled: bool) -> str:
+def reason_of(
+    found: int, passed: int, counted: int, complete: bool, scaled: bool, smooth: bool
+) -> str:
     if complete and passed < counted:
         mixed = counted - passed
         return f"{counted} candidates give back the gradient; {mixed} of them may be mixed or noisy"
     if complete:
         return f"all {counted} records, which give back the gradient"
+    if not scaled and smooth:
+        fixes = "the activation fixes the size, which this search does not use"
+        return f"{found} of {counted} records up to size and sign: {fixes}"
     if not scaled:
         return f"{found} of {counted} records up to scale: no bias fixes it"
     if found == counted:
