@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from remnant.errors import InputError
@@ -30,6 +32,25 @@ def one_gradient(target: Target) -> Evidence:
         start=weights,
         end=weights,
         precision=stored_precision(gradient),
+    )
+
+
+def summed_gradients(target: Target) -> Evidence:
+    """What an optimizer kept: gradients of several steps, added up, between the initial weights and
+    the released ones."""
+    once, initial = one_gradient(target), target.knowledge.initial
+    if initial is None:
+        raise InputError("summed gradients: expected initial weights, got none; give --initial")
+    sizes = (
+        sum(float(value.square().sum()) for value in side.values())
+        for side in (once.vector, once.end)
+    )
+    vector, weights = sizes
+    return replace(
+        once,
+        start={name: initial[name].detach().double() for name in once.start},
+        # Solvers take it for that of the weights; a sum of small gradients is rounded less.
+        precision=once.precision * min(1.0, (vector / weights) ** 0.5),
     )
 
 

@@ -151,6 +151,7 @@ class Knowledge:
 
     initial: Weights | None = None  # weights before training (another checkpoint, a known seed)
     gradient: Weights | None = None  # one gradient at the model's weights, or some of its tensors
+    gradient_of: str = ""  # the optimizer that kept it, in words; then `initial` is before its step
     records: int | None = None  # how many records were trained on
     labels: Tensor | None = None  # their labels
     public: Tensor | None = None  # p x shape, other data of the same kind, in the data's own scale

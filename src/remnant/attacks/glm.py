@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remnant.attacks.about import About, Cost, LeaveOne, Scene, in_steps, setting
+from remnant.attacks.about import About, Cost, LeaveOne, Range, Scene, Space, in_steps, setting
 from remnant.attacks.glm_case import Case, Found, encoded, pose
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.models.linear_estimators import from_estimator, recipe
-from remnant.models.linear_files import LinearModel, Recipe, linear_target
+from remnant.models.linear_files import Recipe, linear_target
+from remnant.models.linear_model import LinearModel
 from remnant.solvers.glm.closed_form import Record, from_mean, means, recover
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Examples, Stated, Status, Target

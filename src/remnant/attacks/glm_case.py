@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.solvers.glm.closed_form import Family, Fit, objective_gradient, rounding
 from remnant.types import Target
 

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks import gradient_sequences
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    graph_cost,
+    setting,
+)
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
     NormedPair,
@@ -19,6 +29,7 @@ from remnant.attacks.gradient_batch_norm import (
     normed_pair,
     recover_through_norm,
 )
+from remnant.attacks.gradient_saved import from_optimizer
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -30,7 +41,6 @@ from remnant.attacks.outcome import (
     undo_convolutions,
     worst_of,
 )
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.dense.certificate import spread_of
@@ -38,8 +48,7 @@ from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, r
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.matching import Matching, match_gradient
-from remnant.solvers.labels import labels_from, output_residuals
-from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
 from remnant.solvers.sequence.layouts import is_transformer
 from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
@@ -115,13 +124,15 @@ class Gradient:
         if target.knowledge.gradient is None:
             reason = "no gradient is known; give --gradient"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        evidence = one_gradient(target)
-        if not any(bool(g.any()) for g in evidence.vector.values()):
+        if not any(bool(g.any()) for g in target.knowledge.gradient.values()):
             return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
+        evidence = one_gradient(target)
         lacking = [name for name in evidence.start if name not in evidence.vector]
         if lacking and self.preset == "exact":
             do = "give the rest, or --preset paper --source head"
             return nothing(target, Status.NOT_APPLICABLE, f"no gradient of {lacking[0]}; {do}")
+        if target.knowledge.gradient_of and self.preset == "exact":
+            return from_optimizer(target, self.exact, generator)
         solve = {"exact": self.exact, "paper": self.paper, "matching": self.match}[self.preset]
         return solve(target, evidence, generator)
 

@@ -9,7 +9,7 @@ from remnant.attacks.glm_case import codes
 from remnant.auditing.case import Case
 from remnant.auditing.texts import losses_of
 from remnant.models.foreign import real_outputs
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.training import loss_named
 
 
