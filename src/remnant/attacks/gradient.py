@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks import gradient_sequences
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    graph_cost,
+    setting,
+)
 from remnant.attacks.folded import without_norms
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
@@ -31,7 +41,6 @@ from remnant.attacks.outcome import (
     undo_convolutions,
     worst_of,
 )
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.dense.certificate import spread_of
@@ -39,8 +48,7 @@ from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, r
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.matching import Matching, match_gradient
-from remnant.solvers.labels import labels_from, output_residuals
-from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
 from remnant.solvers.sequence.layouts import is_transformer
 from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep

@@ -8,7 +8,18 @@ from typing import ClassVar, Literal
 
 import torch
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Choice,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    graph_cost,
+    setting,
+)
 from remnant.attacks.folded import folded_model, without_norms
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.outcome import (
@@ -18,20 +29,18 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
-from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
-from remnant.models import load_weights
 from remnant.models.folding import statistics_moved
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.descent.objective import hours_of
-from remnant.solvers.descent.paper import SHARPENED, descend
+from remnant.solvers.descent.paper import SHARPENED, descend, hours_of
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
-from remnant.training import GradientDescent, train
+from remnant.training.recipes import GradientDescent
+from remnant.training.run import train
 from remnant.types import Candidates, Evidence, Examples, Knowledge, Stated, Status, Target
 
 Preset = Literal["auto", "exact", "paper", "projected"]
@@ -145,7 +154,7 @@ class NTK:
         """Trained from the same initial weights on other records, the way that leaks."""
         target, model = scene.target, copy.deepcopy(scene.target.model)
         assert target.knowledge.initial is not None
-        load_weights(model, dict(target.knowledge.initial))
+        model.load_state_dict(target.knowledge.initial, strict=False)
         recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=scene.loss, stop_loss=0.02)
         trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
         held = Knowledge(initial=trained.initial, records=len(strangers), loss=scene.loss)

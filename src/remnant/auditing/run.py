@@ -33,9 +33,9 @@ from remnant.auditing.verdict import exposed_records, exposure_list, judge, over
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.progress import task
-from remnant.report.page import write_page
+from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle
 from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
@@ -50,6 +50,7 @@ from remnant.store import (
     versions,
     write_candidates,
     write_json,
+    write_text,
 )
 from remnant.types import Candidates, Examples, Finding, Target
 
@@ -110,7 +111,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     )
     words = case.words if case.truth.are_texts else None
     result, pictures = write_bundle(run, result, case.truth, candidates, words)
-    write_page(run.path, result, pictures)
+    write_text(run, PAGE_FILE, page(result, pictures))
     if not plan.images:  # what an interrupted audit would have gone on with
         for row in rows:
             (run.path / _file(row["attack"])).unlink(missing_ok=True)
