@@ -11,8 +11,7 @@ from remnant.errors import InputError
 from remnant.models import build
 from remnant.scoring import centred_correlation
 from remnant.solvers.descent import paper
-from remnant.solvers.descent.objective import objective
-from remnant.solvers.descent.paper import SCALED, Descent, descend
+from remnant.solvers.descent.paper import SCALED, Descent, descend, objective
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
 from seeding import seeded

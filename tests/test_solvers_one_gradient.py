@@ -19,11 +19,12 @@ from remnant.solvers.dense.batch_search import (
 from remnant.solvers.dense.frames import Coordinates, deflate, first_side, pose_frames
 from remnant.solvers.dense.one_gradient import leak_of, recover_batch
 from remnant.solvers.dense.reflections import Graph, Signals
-from remnant.solvers.dense.resimulate import resimulate, slope_at
+from remnant.solvers.dense.resimulate import resimulate
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import pose_smooth
 from remnant.solvers.dense.smooth_refine import refine, slope_and_curvature
 from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import slope_at
 from remnant.solvers.spans import count_in_noise, decompose
 
 INPUTS = 60

@@ -10,7 +10,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, LeaveOne, Scene, in_steps, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Cost,
+    LeaveOne,
+    Range,
+    Scene,
+    Space,
+    in_steps,
+    setting,
+)
 from remnant.attacks.informed_known import (
     batched,
     ends_of,
@@ -28,10 +39,8 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
-from remnant.models import load_weights
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
@@ -40,9 +49,9 @@ from remnant.solvers.replay.errors import squared_errors
 from remnant.solvers.replay.observe import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
 from remnant.solvers.replay.ways import ReplaySettings
-from remnant.training import train
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
 from remnant.training.recipes import Adam
+from remnant.training.run import train
 from remnant.training.shadows import Fleet, trained
 from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
 
@@ -167,7 +176,7 @@ class Informed:
         model = copy.deepcopy(target.model)
         assert known.initial is not None
         assert isinstance(known.recipe, FixedStep)
-        load_weights(model, dict(known.initial))
+        model.load_state_dict(known.initial, strict=False)
         order = self.order()
         trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
         held = Knowledge(initial=trained.initial, recipe=known.recipe, loss=scene.loss)

@@ -8,7 +8,19 @@ from typing import ClassVar, Literal
 
 import torch
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Choice,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    graph_cost,
+    setting,
+)
+from remnant.attacks.folded import folded_model, without_norms
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.outcome import (
     in_data_scale,
@@ -17,23 +29,26 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
-from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
-from remnant.models import load_weights
+from remnant.models.folding import statistics_moved
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.descent.objective import hours_of
-from remnant.solvers.descent.paper import SHARPENED, descend
+from remnant.solvers.descent.paper import SHARPENED, descend, hours_of
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
-from remnant.training import GradientDescent, train
+from remnant.training.recipes import GradientDescent
+from remnant.training.run import train
 from remnant.types import Candidates, Evidence, Examples, Knowledge, Stated, Status, Target
 
 Preset = Literal["auto", "exact", "paper", "projected"]
 PRESETS: tuple[Preset, ...] = ("auto", "exact", "paper", "projected")
+IN_TRAINING = (
+    "batch norm was in training mode: its running statistics moved, and every record's part of the "
+    "change depends on its batch; frozen batch norm, or one gradient with its statistics, is solved"
+)
 FOUND = (Status.COMPLETE, Status.PARTIAL)
 ABOUT = About(
     summary="records from final and initial weights",
@@ -102,7 +117,14 @@ class NTK:
         if target.knowledge.initial is None:
             reason = "the initial weights are unknown; give --initial"
             return nothing(target, Status.NOT_APPLICABLE, reason)
+        if statistics_moved(target.model, target.knowledge.initial):
+            return nothing(target, Status.NOT_APPLICABLE, IN_TRAINING)
         evidence = weight_difference(target)
+        plain = without_norms(target, evidence)
+        if isinstance(plain, str):
+            return nothing(target, Status.NOT_APPLICABLE, plain)
+        if plain is not None:
+            target, evidence = plain
         moved = any(bool(change.any()) for change in evidence.vector.values())
         if self.preset in ("auto", "exact"):
             found = self.exact(target, evidence, generator)
@@ -120,7 +142,9 @@ class NTK:
             return LINEAR
         if scene.target.knowledge.initial is None:
             return "the weights before training were not given"
-        pair = first_pair(scene.target.model, after_convolutions=True)
+        if statistics_moved(scene.target.model, scene.target.knowledge.initial):
+            return IN_TRAINING
+        pair = first_pair(folded_model(scene.target.model), after_convolutions=True)
         return pair if isinstance(pair, str) else None
 
     def cost(self, scene: Scene) -> Cost:
@@ -130,7 +154,7 @@ class NTK:
         """Trained from the same initial weights on other records, the way that leaks."""
         target, model = scene.target, copy.deepcopy(scene.target.model)
         assert target.knowledge.initial is not None
-        load_weights(model, dict(target.knowledge.initial))
+        model.load_state_dict(target.knowledge.initial, strict=False)
         recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=scene.loss, stop_loss=0.02)
         trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
         held = Knowledge(initial=trained.initial, records=len(strangers), loss=scene.loss)

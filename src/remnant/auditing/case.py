@@ -14,7 +14,7 @@ from remnant.attacks.glm_case import check_labels as check_linear_labels
 from remnant.bounds import Ledger
 from remnant.data import draw
 from remnant.errors import DataError, InputError, expected
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.training import check_labels, loss_named
 from remnant.types import Examples, Target
 from remnant.untrusted import shown

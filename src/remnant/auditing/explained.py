@@ -21,7 +21,7 @@ from remnant.auditing.grounds import Explained
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.models.foreign import real_outputs
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.models.stack import dense_layers
 from remnant.scoring.claims import rms_distance
 from remnant.training import loss_named

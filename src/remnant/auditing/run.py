@@ -33,7 +33,7 @@ from remnant.auditing.verdict import exposed_records, exposure_list, judge, over
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.progress import task
 from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle

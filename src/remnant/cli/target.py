@@ -24,15 +24,17 @@ from remnant.errors import InputError, WeightsError, expected
 from remnant.models import align, build, infer_model, load_weights, parse_model, read_weights
 from remnant.models.foreign import check_outputs, real_outputs
 from remnant.models.linear_estimators import recipe
-from remnant.models.linear_files import LinearModel, linear_target, read_linear
+from remnant.models.linear_files import linear_target, read_linear
+from remnant.models.linear_model import LinearModel
 from remnant.models.optimizers import Saved, read_optimizer
 from remnant.models.skops_files import read_skops
 from remnant.models.tokens import give_logits, longest_of, takes_tokens
 from remnant.store import hash_tensors
 from remnant.store.files import hash_file
-from remnant.training import read_recipe
+from remnant.training import recipe_from
 from remnant.training.losses import loss_named
 from remnant.types import Examples, Knowledge, Scaling, Target
+from remnant.untrusted import json_file
 
 
 def read_target(
@@ -148,7 +150,8 @@ def read_told(spec: TargetSpec) -> dict[str, Any]:
 
     told: dict[str, Any] = {}
     if spec.recipe is not None:
-        told["recipe"] = read_recipe(spec.recipe)
+        do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
+        told["recipe"] = recipe_from(json_file(spec.recipe, InputError, do))
     if spec.loss is not None:
         loss_named(spec.loss)
         trained = getattr(told.get("recipe"), "loss", spec.loss)

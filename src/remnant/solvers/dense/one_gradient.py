@@ -38,6 +38,7 @@ from remnant.solvers.dense.frames import first_side, pose_frames
 from remnant.solvers.dense.resimulate import Resimulation, resimulate
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import pose_smooth, search_smooth
+from remnant.solvers.dense.smooth_refine import refine
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import (
     Decomposition,
@@ -187,7 +188,7 @@ def solve_smooth(
         next_weight=layers.next_weight,
     )
     narrower = replace(search, starts=min(search.starts, 16))  # each costs a matrix
-    found, series = search_smooth(problem, narrower, limit, generator)
+    found, series = search_smooth(problem, narrower, limit, generator, refine)
     records = found.y @ problem.right
     error = found.residual.square() * upright(records, layers.bias).square().sum(1)
     beside = outside_span(records, found.y / problem.scale, noise, layers.bias)
