@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
@@ -39,6 +40,8 @@ SUMMARIES = {
     "informed-cnn": "001, Table II for the convolutional network on cifar10",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
+    "kkt-headline": "003, 004: 500 images, ten and two classes, with the best fifty",
+    "kkt-convolutions": "004, Figures 6, 15, 16: kernel size and channels of a convolution",
     "kkt-grid": "004: records back from final weights, width against their number",
     "kkt-classes": "004: more classes leak more",
     "kkt-decay": "004: weight decay in a middle range leaks most",
@@ -63,9 +66,29 @@ def add(verbs: Any) -> None:
         changed.add_argument("--data", metavar="NAME", type=commas, help="datasets, as for `audit`")
         changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
         changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
+        if name.startswith("kkt-"):
+            add_targets(changed)
         changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")
         add_data_dir(parser)
         add_place(parser, "1")
+
+
+def add_targets(changed: argparse._ArgumentGroup) -> None:
+    """What else may be changed of 004's targets."""
+    for name, text in (
+        ("task", "auto, classes, odd-even or animal-vehicle"),
+        ("loss", "ce, bce, mse, power2.5, huber1"),
+    ):
+        changed.add_argument(f"--{name}", metavar="NAME", type=commas, help=text)
+    for name, text in (
+        ("weight-decay", "of the training"),
+        ("init", "first layer's scale; below 1: small, and no decay"),
+    ):
+        changed.add_argument(f"--{name}", metavar="X", type=decimals, help=text)
+
+
+def decimals(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -78,8 +101,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     from remnant.sweep.table import read_rows
 
     study = STUDIES[arguments.study]
-    asked = {name: getattr(arguments, name) for name in ("quick", "data", "records", "width")}
-    values = adjusted(study, Flags(**asked, seeds=arguments.seeds), arguments.seed)
+    asked: dict[str, Any] = {
+        field.name: getattr(arguments, field.name, None) for field in fields(Flags)
+    }
+    values = adjusted(study, Flags(**asked), arguments.seed)
     on = place(arguments) or "jobs:1"
     data, missing = study_data(values, arguments.data_dir)
     spec = study_spec(arguments.study, values, data)
