@@ -9,7 +9,7 @@ import torch
 
 from remnant.auditing.case import Case, halves
 from remnant.auditing.disguises import better_preparation, disguises, reordered
-from remnant.auditing.membership import explained, known_of_layer, unexplained
+from remnant.auditing.explained import explained, known_of_layer, unexplained
 from remnant.auditing.proof import claims_of, in_disguise, marks, prove, undisguised
 from remnant.auditing.run import Plan, _score
 from remnant.auditing.strangers import strangers_of

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from remnant.attacks.about import Scene
+from remnant.attacks.glm_case import check_labels as check_linear_labels
 from remnant.bounds import Ledger
 from remnant.data import draw
 from remnant.errors import DataError, InputError, expected
-from remnant.training import loss_named
+from remnant.models.linear_model import LinearModel
+from remnant.training import check_labels, loss_named
 from remnant.types import Examples, Target
 from remnant.untrusted import shown
 
@@ -66,7 +69,8 @@ class Case:
             raise InputError(expected("audit: holdout or public", "other records", got, do))
 
     def _check_features(self, name: str, examples: Examples) -> None:
-        """Columns of two tables mean the same only under the same names, in the same order."""
+        """Refuse tables whose columns are named or ordered otherwise than those of the training
+        data."""
         own, theirs = self.truth.features, examples.features
         if own and theirs and own != theirs:
             k = next(i for i, pair in enumerate(zip(own, theirs, strict=True)) if len({*pair}) > 1)
@@ -103,7 +107,8 @@ class Case:
 
     @property
     def strangers(self) -> Examples:
-        """As many records as were trained on, or all that there are, none of them trained on."""
+        """Records that were never trained on: as many as there are training records, or all there
+        are."""
         both = self.others
         n = min(len(self.truth), len(both))
         seeded = torch.Generator().manual_seed(0)
@@ -113,15 +118,36 @@ class Case:
             return draw(both, n, generator=seeded, balanced=False)
 
 
+def check_labels_of(
+    model: nn.Module, loss: str, outputs: Tensor, parts: Mapping[str, Examples]
+) -> None:
+    """Refuse labels for which the model has no output, of held-out and public records too.
+
+    outputs: the model's for some records. parts: records by what an error is to call them.
+    """
+    if outputs.ndim != 2:
+        return  # a language model: its texts are their own labels
+    for name, part in parts.items():
+        try:
+            if isinstance(model, LinearModel):
+                check_linear_labels(model, part.labels)
+            else:
+                check_labels(loss, outputs[:1].expand(len(part), -1), part.labels)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+
+
 def halves(examples: Examples) -> tuple[Examples, Examples]:
-    """Shuffled first, since files are often sorted by class."""
+    """The first and the second half of the records, shuffled first, since files are often sorted by
+    class."""
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     middle = len(examples) // 2
     return examples.take(order[:middle]), examples.take(order[middle:])
 
 
 def _prints(examples: Examples) -> list[bytes]:
-    """Each record in bytes; of images to half a grey level, so that near copies are equal."""
+    """Each record as bytes, to find those that two sets share; images to half a grey level, so that
+    near copies are equal too."""
     rows = examples.inputs.flatten(1).double()
     if examples.bounds is not None:
         low, high = examples.bounds

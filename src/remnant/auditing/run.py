@@ -33,9 +33,9 @@ from remnant.auditing.verdict import exposed_records, exposure_list, judge, over
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.progress import task
-from remnant.report.page import write_page
+from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle
 from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
@@ -50,6 +50,7 @@ from remnant.store import (
     versions,
     write_candidates,
     write_json,
+    write_text,
 )
 from remnant.types import Candidates, Examples, Finding, Target
 
@@ -59,7 +60,7 @@ class Plan:
     """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
 
     `targets`: for adversaries who know all records but one, how many are left out in turn, or
-    which (ids).
+    which (ids). `control`: of every attack, of none, or (None) where it decides the verdict.
     """
 
     attacks: Sequence[str] | None = None
@@ -70,7 +71,7 @@ class Plan:
     budget: float | None = None
     images: bool = True
     redacted: bool = False
-    control: bool = True
+    control: bool | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     )
     words = case.words if case.truth.are_texts else None
     result, pictures = write_bundle(run, result, case.truth, candidates, words)
-    write_page(run.path, result, pictures)
+    write_text(run, PAGE_FILE, page(result, pictures))
     if not plan.images:  # what an interrupted audit would have gone on with
         for row in rows:
             (run.path / _file(row["attack"])).unlink(missing_ok=True)
@@ -119,7 +120,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
 
 
 def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> list[str]:
-    """What is to be known of the data; where records came back it needs no other explanation."""
+    """Sentences about the data for the top of the page; for attacks that proved nothing also how
+    the records may have to be prepared."""
     said = [*strangers.notes, *case.assumed]
     for row in attacks:
         if row.verdict == Verdict.INCONCLUSIVE and row.finding is not None:
@@ -193,7 +195,8 @@ def _attack(
             found = play(case, name, attack, plan, run)
             finding = _score(case, name, found, plan, strangers)
             control = None
-            if plan.control and judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE:
+            unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
+            if plan.control or (unsure and plan.control is None):
                 control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
         reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
@@ -238,7 +241,7 @@ def play(
 def _each(
     case: Case, name: str, attack: Attack, rows: Sequence[int], plan: Plan, run: Run, on: str
 ) -> list[Candidates]:
-    """What the attack makes of each target that lacks one record, kept as it is found."""
+    """What the attack finds for each record left out, kept in the run as soon as it is found."""
     found = []
     leave = attack.about.leave_one
     assert leave is not None
@@ -324,7 +327,8 @@ def _written(
 
 
 def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run, among: int) -> Control:
-    """The attack on a twin that must leak, scored alike: the strangers are now the truth."""
+    """Play the attack on a twin that must leak, and score it in the same way: there the strangers
+    are the training records."""
     file = f"control-{name}.json"
     if (run.path / file).exists():
         return Control(**read_json(run, file))

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from remnant.attacks.glm_case import check_labels as check_linear_labels
 from remnant.auditing.api import hash_examples
-from remnant.auditing.case import Case, halves
+from remnant.auditing.case import Case, check_labels_of, halves
 from remnant.auditing.texts import same_length
 from remnant.bounds import Ledger
 from remnant.cli.spec import AuditSpec, is_linear
@@ -22,9 +21,7 @@ from remnant.data import load
 from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
 from remnant.models.foreign import check_outputs
-from remnant.models.linear_files import LinearModel
 from remnant.models.tokens import takes_tokens
-from remnant.training import check_labels
 from remnant.types import Examples, Target
 
 GUESSED = "no --model was given and dense layers were taken for ReLU: give --model to be sure"
@@ -37,29 +34,15 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     if released is not None and takes_tokens(released[0]):
         return read_text_case(spec, released)
     truth = load(spec.data, data_dir=spec.data_dir)
-    check_of: Callable[[Examples, str], None]
-    others = read_others(spec)
-    if is_linear(spec.weights):
-        target, hashes = read_linear_target(spec)
-        loss = "mse"  # its own objective stands in its file
-        check_of = partial(_check_linear, target)
-    else:
-        target, hashes = read_target(spec, released, like=truth)
-        _fits(truth, target)
-        few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
-        outputs = check_outputs(target.model, few)[:1]
-        loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
-        check_of = partial(_check_labels, loss, outputs)
-        truth, *rest = (
-            replace(part, inputs=part.inputs.reshape(-1, *target.input_shape))
-            for part in (truth, *others.values())
-            if _fits(part, target)
-        )
-        others = dict(zip(others, rest, strict=True))
-    for name, part in (("data", truth), *others.items()):
-        check_of(part, name)
-    assumed = () if spec.model or is_linear(spec.weights) or released else (GUESSED,)
-    parts = {"data": truth, **others}
+    parts = {"data": truth, **read_others(spec)}
+    linear = is_linear(spec.weights)
+    target, hashes = read_linear_target(spec) if linear else read_target(spec, released, like=truth)
+    parts = {name: _shaped(part, target.input_shape) for name, part in parts.items()}
+    outputs = check_outputs(target.model, target.scaling.to_model(parts["data"].inputs[:2]))
+    loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
+    loss = "mse" if linear else loss  # a linear model's own objective stands in its file
+    check_labels_of(target.model, loss, outputs, {f"--{name}": p for name, p in parts.items()})
+    assumed = () if spec.model or linear or released else (GUESSED,)
     return _case(spec, target, parts, loss=loss, assumed=assumed), hashes | _hashes(parts)
 
 
@@ -76,9 +59,7 @@ def read_text_case(
     others = read_others(spec, partial(read_texts, spec, model))
     outputs = check_outputs(model, truth.inputs[:2])
     parts = {"data": truth, **others}
-    if outputs.ndim == 2:
-        for name, part in parts.items():
-            _check_labels("ce", outputs[:1], part, name)
+    check_labels_of(model, "ce", outputs, {f"--{name}": part for name, part in parts.items()})
     parts = dict(zip(parts, same_length(*parts.values()), strict=True))
     case = _case(spec, target, parts, loss="ce", words=words_of(spec, model))
     return case, hashes | _hashes(parts)
@@ -125,7 +106,6 @@ def read_others(
 
 
 def _ledger(spec: AuditSpec) -> Ledger | None:
-
     if spec.privacy is None:
         return None
     return Ledger(
@@ -137,29 +117,11 @@ def _ledger(spec: AuditSpec) -> Ledger | None:
     )
 
 
-def _check_linear(target: Target, examples: Examples, name: str) -> None:
-
-    if not _fits(examples, target):
-        return
-    try:
-        check_linear_labels(cast(LinearModel, target.model), examples.labels)
-    except InputError as error:
-        raise InputError(f"--{name}: {error}") from None
-
-
-def _fits(examples: Examples, target: Target) -> bool:
-    if math.prod(examples.shape) != math.prod(target.input_shape):
-        wanted = f"records of shape {target.input_shape}"
-        raise InputError(expected(examples.name, wanted, examples.shape))
-    return True
-
-
-def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
-
-    try:
-        check_labels(loss, outputs.expand(len(examples), -1), examples.labels)
-    except InputError as error:
-        raise InputError(f"--{name}: {error}") from None
+def _shaped(examples: Examples, shape: tuple[int, ...]) -> Examples:
+    """The records in the model's shape, which some files keep flat."""
+    if math.prod(examples.shape) != math.prod(shape):
+        raise InputError(expected(examples.name, f"records of shape {shape}", examples.shape))
+    return replace(examples, inputs=examples.inputs.reshape(-1, *shape))
 
 
 def _loss_by(real: bool, outputs: int) -> str:
