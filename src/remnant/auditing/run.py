@@ -21,7 +21,7 @@ from remnant.auditing.assess import assess
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import better_preparation
-from remnant.auditing.fitting import fit_of_records
+from remnant.auditing.fitting import with_fit
 from remnant.auditing.grounds import Proof
 from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
 from remnant.auditing.preflight import preflight
@@ -85,7 +85,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
     strangers = strangers_of(case)
     attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
-    attacks = _with_fit(case, attacks)
+    attacks = with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
     hashes = {"weights": hash_tensors(case.target.weights), "data": hash_tensors(records)}
@@ -120,7 +120,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
 
 
 def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> list[str]:
-    """What is to be known of the data; where records came back it needs no other explanation."""
+    """Sentences about the data for the top of the page; for attacks that proved nothing also how
+    the records may have to be prepared."""
     said = [*strangers.notes, *case.assumed]
     for row in attacks:
         if row.verdict == Verdict.INCONCLUSIVE and row.finding is not None:
@@ -240,7 +241,7 @@ def play(
 def _each(
     case: Case, name: str, attack: Attack, rows: Sequence[int], plan: Plan, run: Run, on: str
 ) -> list[Candidates]:
-    """What the attack makes of each target that lacks one record, kept as it is found."""
+    """What the attack finds for each record left out, kept in the run as soon as it is found."""
     found = []
     leave = attack.about.leave_one
     assert leave is not None
@@ -326,7 +327,8 @@ def _written(
 
 
 def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run, among: int) -> Control:
-    """The attack on a twin that must leak, scored alike: the strangers are now the truth."""
+    """Play the attack on a twin that must leak, and score it in the same way: there the strangers
+    are the training records."""
     file = f"control-{name}.json"
     if (run.path / file).exists():
         return Control(**read_json(run, file))
@@ -363,19 +365,6 @@ def _not_in(examples: Examples, taken: Examples) -> Examples | None:
     gone = set(taken.ids)
     left = [i for i, one in enumerate(examples.ids) if one not in gone]
     return examples.take(left) if left else None
-
-
-def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
-    """Each record's margin and loss under the released model, beside its scores."""
-    fit = fit_of_records(case)
-    rows = []
-    for row in attacks:
-        finding = row.finding
-        if finding is not None:
-            records = [{**record, **fit[record["id"]]} for record in finding.per_record]
-            row = replace(row, finding=replace(finding, per_record=records))
-        rows.append(row)
-    return rows
 
 
 def _about(case: Case) -> dict[str, Any]:

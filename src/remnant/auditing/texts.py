@@ -72,7 +72,7 @@ def speaks(case: Case) -> bool:
 
 
 def losses_of(case: Case) -> list[float] | None:
-    """The mean loss of the next token over each record; None where the model is no such one."""
+    """The mean next-token loss of each record; None where the model is no language model."""
     model, inputs = case.target.model.eval(), case.truth.inputs
     if not speaks(case) or not is_causal(model, inputs):
         return None

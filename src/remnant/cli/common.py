@@ -44,6 +44,7 @@ VERBS = {
     "preflight": "which attacks apply to a model, why not, and what they cost",
     "reconstruct": "run one attack on a model, no truth needed",
     "bound": "how often any attack can reconstruct a record of a private run",
+    "trap": "the network that a malicious server sends to read a batch off one gradient",
     "distill": "a few images that do for training what all do",
     "report": "draw the page of an audit again, from its directory alone",
     "study": "measure a paper's figure or a table of our own",
@@ -146,7 +147,8 @@ def prepared(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def check_seed(arguments: argparse.Namespace) -> None:
-    """An audit's and a sweep's may be in their files, which are checked as they are read."""
+    """Refuse a seed out of range; that of an audit or a sweep may stand in its file, which is
+    checked as it is read."""
     seed = getattr(arguments, "seed", None)
     if seed is not None and not 0 <= seed < 2**31:
         raise InputError(expected("--seed", "0 to 2**31 - 1", seed))

@@ -131,6 +131,7 @@ _LINKS = {
     ("Gaussian", "Identity"): "linear",
     ("Binomial", "Logit"): "logistic",
     ("Poisson", "Log"): "poisson",
+    ("Gamma", "InversePower"): "gamma",
 }
 
 

@@ -2,7 +2,7 @@
 
 A file is JSON, or an npz archive of the same names; nothing in it is ever run:
 
-    family              linear, logistic, poisson or multinomial
+    family              linear, logistic, poisson, gamma or multinomial
     coef                d numbers, or c x d
     intercept           a number or c of them; left out where the model has none
     penalty             lambda of penalty / 2 |coef|^2 beside the sum of losses (default 0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from remnant.errors import InputError, brief, expected
 from remnant.types import Scaling
 
-FAMILIES = ("linear", "logistic", "poisson", "multinomial")
+FAMILIES = ("linear", "logistic", "poisson", "gamma", "multinomial")
 ClassWeight = Literal["balanced"] | tuple[float, ...] | None
 
 
@@ -75,6 +75,7 @@ class LinearModel(nn.Module):
         sensible = {
             "linear": (0,),
             "poisson": (0,),
+            "gamma": (0,),
             "logistic": (2,) if outputs == 1 else (outputs,),
             "multinomial": (outputs, outputs + 1),
         }[self.family]
