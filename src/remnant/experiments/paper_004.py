@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ def make_victim(
     bias: bool = False,
     init: float = 1.0,
     model: str | None = None,
+    tell: Sequence[str] = ("records", "loss"),
 ) -> Scene:
     """task: `classes` as they are, or two of them (`odd-even`, `animal-vehicle`); `auto`: as they
     are for `ce`, else the papers' two. Losses but `ce` have one output.
@@ -91,7 +92,7 @@ def make_victim(
     )
     if small is not None:
         recipe = LossProportional(loss=loss)
-    return train_scene(start, sides, scaling, recipe, seed=seed, tell=("records", "loss"))
+    return train_scene(start, sides, scaling, recipe, seed=seed, tell=tell)
 
 
 def counts(victim: Scene, inputs: Tensor) -> dict[str, int]:

@@ -27,6 +27,7 @@ from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows,
 from remnant.types import Examples
 
 Rows = list[Row]
+SHEET_FILE = "sheet.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,9 @@ class Study:
     varied last, over `seeds` seeds. quick: settings that replace these in a grid of one seed that
     takes about a minute. measure: called with the records (where there is `data`) and the settings
     of one cell; returns rows, to which the engine adds those settings; `files` of a row, by name in
-    base64, are written into the run. columns: those of a row that
-    are printed. condense: turns the rows that were measured into those that are drawn.
+    base64, are written into the run. columns: those of a row that are printed. condense: turns the
+    rows that were measured into those that are drawn. sheet: draws originals beside
+    reconstructions, found again, from the data and the settings.
     """
 
     title: str
@@ -87,6 +89,7 @@ class Study:
     figures: tuple[Figure, ...]
     seeds: int = 1
     condense: Callable[[Rows], Rows] = list
+    sheet: Callable[[Mapping[str, Examples], Mapping[str, Any]], bytes] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +98,9 @@ class Flags:
 
     quick: bool = False
     data: tuple[str, ...] | None = None
+    task: tuple[str, ...] | None = None
     records: tuple[int, ...] | None = None
     width: tuple[int, ...] | None = None
-    task: tuple[str, ...] | None = None
     loss: tuple[str, ...] | None = None
     weight_decay: tuple[float, ...] | None = None
     init: tuple[float, ...] | None = None
@@ -210,6 +213,9 @@ def run_study(
     drawn = study.condense(rows)
     panels = [panel for figure in study.figures for panel in figure.panels(drawn)]
     store.write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
+    if study.sheet is not None:
+        with task("pictures"):
+            store.write_bytes(run, SHEET_FILE, study.sheet(data, values))
     total = sum(row["cpu_seconds"] for row in rows)
     store.finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
     return rows
