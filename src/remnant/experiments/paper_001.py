@@ -24,8 +24,8 @@ from remnant.experiments.informed_targets import (
     CNN_FACTORS,
     FACTORS,
     LEARNED,
+    InformedSizes,
     Released,
-    Sizes,
     assumed_run,
     by_replay,
     make_released,
@@ -51,7 +51,7 @@ from remnant.types import Examples, Scaling, finite
 
 
 @lru_cache(maxsize=2)
-def good_classifier(examples: Examples, sizes: Sizes, seed: int) -> tuple[nn.Module, float]:
+def good_classifier(examples: Examples, sizes: InformedSizes, seed: int) -> tuple[nn.Module, float]:
     """A LeNet trained on a scene's public records, and its accuracy on those of no split at all
     (or, where none is left, on the targets)."""
     targets, _, public, rest = draw_parts(
@@ -123,7 +123,7 @@ def measure_factor(
     **sizes: int,
 ) -> Rows:  # fmt: skip
     """A row for each method (and number of shadows): errors beside the oracle's."""
-    table, size = CNN_FACTORS if cnn else FACTORS, Sizes(**sizes)
+    table, size = CNN_FACTORS if cnn else FACTORS, InformedSizes(**sizes)
     scene = make_released(size, replace(table[factor], **(changes or {})), examples, seed)
     scale = yardstick(scene, good_classifier(examples, size, seed))
     began = time.process_time()

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remnant.errors import cut, printable
-from remnant.report.charts import spread
+from remnant.report.charts import moved_apart
 
 INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
 # Okabe and Ito's colours, which the colour-blind can tell apart; markers and dashes say it again.
@@ -265,7 +265,7 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     scale = math.log10 if axes.get_yscale() == "log" else float
     size, points = 8.0, 72.0 * 0.7 * Panel.high  # of a letter; of the axes, near enough
     shares = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for _, y, _, _ in ends]
-    places = spread([share * points for share in shares], 1.5 * size)
+    places = moved_apart([share * points for share in shares], 1.5 * size)
     leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2, "relpos": (0.0, 0.5)}
     for (x, y, name, colour), place in zip(ends, places, strict=True):
         axes.annotate(
