@@ -169,7 +169,7 @@ def draw_lines(
     wide: float = 4.6,
     tall: float = 3.0,
 ) -> bytes:
-    """The panels, `wide` by `tall` inches, `across` of them in a row, with the names of lines; PNG."""
+    """The panels as PNG, `wide` by `tall` inches each, `across` of them in a row."""
     columns = max(1, min(across, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     size = (wide * columns, tall * rows + 0.4)
