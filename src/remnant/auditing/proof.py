@@ -18,8 +18,8 @@ from torch import Tensor
 from remnant.auditing.assess import unit_of
 from remnant.auditing.case import Case
 from remnant.auditing.disguises import disguises, reordered
-from remnant.auditing.grounds import Proof
 from remnant.auditing.explained import explained
+from remnant.auditing.grounds import Proof
 from remnant.auditing.strangers import Strangers
 from remnant.scoring.claims import Claims, claim, unstated_error
 from remnant.scoring.ranks import Ranks, compare
