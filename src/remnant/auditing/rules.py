@@ -57,6 +57,12 @@ class Rules:
     least_chance: float = 1e-12
     # A count less likely than this under the ledger is an accounting error.
     accounting_error: float = 0.001
+    # Strangers that membership's threshold may take for members. Less asks for more strangers.
+    false_alarms: float = 0.01
+    # Shadow models for a likelihood ratio (even: each record is in half of them), and the billions
+    # of multiply-adds that all of them may take: a minute on one core. More tell members better.
+    shadows: int = 32
+    shadow_work: float = 2000.0
     # Share of the free memory that an attack may ask for.
     memory: float = 0.9
 

@@ -24,9 +24,11 @@ from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import fit_of_records
 from remnant.auditing.grounds import Proof
 from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
+from remnant.auditing.membership import membership
 from remnant.auditing.preflight import preflight
-from remnant.auditing.promise import promise
+from remnant.auditing.promise import promise, promised
 from remnant.auditing.proof import prove, undisguised
+from remnant.auditing.shadow_models import Likelihood, likelihoods, why_none
 from remnant.auditing.strangers import Strangers, strangers_of
 from remnant.auditing.texts import assess_texts
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
@@ -84,6 +86,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
     strangers = strangers_of(case)
     attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
+    left = None if plan.budget is None else plan.budget - sum(timings.values())
+    members = membership(case, strangers, _likelihood(case, strangers, plan, run, left))
     attacks = _with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
@@ -105,6 +109,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
         ],
         trials=[{"attack": a.attack, "verdict": a.verdict, "reason": a.reason} for a in attacks],
         notes=_notes(case, strangers, attacks),
+        membership=members,
+        privacy=None if case.ledger is None else promised(case.ledger, case.delta),
         images=plan.images,
         redacted=plan.redacted,
     )
@@ -126,6 +132,20 @@ def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> lis
             better = better_preparation(case, row.attack)
             said += [better] if better and better not in said else []
     return said
+
+
+def _likelihood(
+    case: Case, strangers: Strangers, plan: Plan, run: Run, left: float | None
+) -> Likelihood | str:
+    """Scores by shadow models, or why there are none."""
+    why = why_none(case, strangers)
+    if why:
+        return why
+    try:
+        with at_most(left), keeping_states(run):
+            return likelihoods(case, strangers, plan.seed)
+    except OutOfTimeError:
+        return "the budget ran out"
 
 
 def _told(case: Case) -> Target:

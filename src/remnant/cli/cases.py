@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from remnant.attacks.glm_case import check_labels as check_linear_labels
 from remnant.auditing.api import hash_examples
-from remnant.auditing.case import Case, halves
+from remnant.auditing.case import Canaries, Case, halves, with_planted
 from remnant.auditing.texts import same_length
 from remnant.bounds import Ledger
 from remnant.cli.spec import AuditSpec, is_linear
 from remnant.cli.target import read_linear_target, read_released, read_target
 from remnant.cli.texts import directory_of, read_texts, refuse_numbers, words_of
 from remnant.data import load
+from remnant.data.canaries import unplanted_beside
+from remnant.data.csv_table import with_columns
 from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
 from remnant.models.foreign import check_outputs
@@ -38,7 +40,7 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
         return read_text_case(spec, released)
     truth = load(spec.data, data_dir=spec.data_dir)
     check_of: Callable[[Examples, str], None]
-    others = read_others(spec)
+    others = {k: with_columns(v, truth.features) for k, v in read_others(spec).items()}
     if is_linear(spec.weights):
         target, hashes = read_linear_target(spec)
         loss = "mse"  # its own objective stands in its file
@@ -56,10 +58,11 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
             if _fits(part, target)
         )
         others = dict(zip(others, rest, strict=True))
-    for name, part in (("data", truth), *others.items()):
+    planted = read_canaries(spec, target, truth.features)
+    for name, part in (("data", truth), *others.items(), *planted.items()):
         check_of(part, name)
     assumed = () if spec.model or is_linear(spec.weights) or released else (GUESSED,)
-    parts = {"data": truth, **others}
+    parts = {"data": truth, **others, **planted}
     return _case(spec, target, parts, loss=loss, assumed=assumed), hashes | _hashes(parts)
 
 
@@ -75,7 +78,7 @@ def read_text_case(
     truth = read_texts(spec, model, spec.data)
     others = read_others(spec, partial(read_texts, spec, model))
     outputs = check_outputs(model, truth.inputs[:2])
-    parts = {"data": truth, **others}
+    parts = {"data": truth, **others, **read_canaries(spec, target)}
     if outputs.ndim == 2:
         for name, part in parts.items():
             _check_labels("ce", outputs[:1], part, name)
@@ -85,16 +88,40 @@ def read_text_case(
 
 
 def _case(spec: AuditSpec, target: Target, parts: Mapping[str, Examples], **about: Any) -> Case:
-    """parts: the records trained on, held-out and public ones. about: other fields of a case."""
+    """parts: the records trained on, held-out and public ones, and canaries if there are any; those
+    planted were trained on as well. about: other fields of a case."""
+    canaries, truth = None, parts["data"]
+    if spec.canaries is not None:
+        canaries = Canaries(planted=parts["canaries"], unplanted=parts["unplanted"])
+        truth, canaries = with_planted(truth, canaries)
     return Case(
         target=target,
-        truth=parts["data"],
+        truth=truth,
+        canaries=canaries,
         holdout=parts["holdout"],
         public=parts["public"],
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
         **about,
     )
+
+
+def read_canaries(
+    spec: AuditSpec, target: Target, features: tuple[str, ...] = ()
+) -> dict[str, Examples]:
+    """Canaries by `remnant canaries`: those that were planted, and the others beside them."""
+    if spec.canaries is None:
+        return {}
+    found = {}
+    for name, path in (("canaries", spec.canaries), ("unplanted", unplanted_beside(spec.canaries))):
+        if takes_tokens(target.model):
+            found[name] = read_texts(spec, target.model, str(path))
+            continue
+        part = with_columns(load(path), features)
+        if _fits(part, target):
+            shaped = part.inputs.reshape(-1, *target.input_shape)
+            found[name] = replace(part, inputs=shaped)
+    return found
 
 
 def _hashes(parts: Mapping[str, Examples]) -> dict[str, str]:
