@@ -35,7 +35,7 @@ malformed: .venv/installed-dev
 docs: .venv/installed-docs
 	@echo "== docs: links, the reference, the site in build/site"
 	$(BIN)/python docs/check.py
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 mutants: .venv/installed-dev
 	@echo "== mutants: small wrong changes in certificates, verdicts, scoring and bounds"

@@ -20,6 +20,7 @@ def table(rows=60, features=5, seed=0, classes=2, outputs=1):
         "linear": score if outputs > 1 else score[:, 0],
         "logistic": (score[:, 0] > np.median(score[:, 0])).astype(int),
         "poisson": rng.poisson(np.exp(np.clip(score[:, 0] * 0.4, -2, 2))),
+        "gamma": 0.1 + rng.gamma(5.0, 1 / (5 * np.clip(3 + 0.3 * score[:, 0], 1, 6))),
         "multinomial": logits.argmax(1),
     }
 

@@ -2,7 +2,7 @@
 
 `make mutants` changes one comparison, sign, constant, `and` or `min` at a time, runs the few tests
 that use the module, and expects one to fail. A change that all tests bear is either explained in
-docs/mutants.md (it alters nothing that matters) or an error of the tests.
+docs/research/mutants.md (it alters nothing that matters) or an error of the tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "research" / "mutants.md"
 LEAST = 0.9  # share of the changes that tests must notice
 EACH = 16  # changes of a module at the most, drawn with a fixed seed
 LIMIT = 60  # seconds; a change that makes its tests run longer is noticed
@@ -312,7 +312,7 @@ def conclude(ended: dict[Mutant, str]) -> int:
     print(f"{len(ended) - len(left)} of {len(ended)} changes noticed ({share:.0%})")
     open_ones = [mutant for mutant in left if mutant.name not in page]
     for mutant in open_ones:
-        print(f"not explained in docs/mutants.md: {mutant.name}")
+        print(f"not explained in docs/research/mutants.md: {mutant.name}")
     return int(share < LEAST or bool(open_ones))
 
 

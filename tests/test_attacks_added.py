@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from remnant.attacks import ATTACKS
-from remnant.attacks.about import About, Cost, setting
+from remnant.attacks.about import About, Cost, Range, Space, setting
 from remnant.attacks.made import make_attack
-from remnant.attacks.spaces import Range, Space
 from remnant.auditing import Plan, audit
 from remnant.cli import main
 from remnant.data import load

@@ -91,6 +91,19 @@ def test_statsmodels(family):
     found_record(attack(target_of(results, x, y)), x, y, 1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The InversePower link")
+def test_gamma_regression_by_its_canonical_link():
+    sm = pytest.importorskip("statsmodels.api")
+    x, ys = table(rows=120)
+    y = ys["gamma"]
+    for wide, labels in ((sm.add_constant(x), None), (x - x.mean(0) + 5, torch.tensor(y[-1:]))):
+        results = sm.GLM(y, wide, family=sm.families.Gamma()).fit(tol=1e-14)
+        seen = x if labels is None else wide
+        found = attack(target_of(results, seen, y, labels=labels, tolerance=0.0))
+        assert relative(found.inputs[0].numpy(), seen[-1]) < 1e-5
+        assert found.labels[0].item() == pytest.approx(y[-1], rel=1e-5)
+
+
 def test_statsmodels_penalty_is_a_record_s_and_takes_the_constant_along():
     sm = pytest.importorskip("statsmodels.api")
     x, ys = table()

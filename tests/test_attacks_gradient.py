@@ -197,3 +197,58 @@ def test_a_zero_gradient_proves_nothing_and_a_wrong_preset_is_refused():
     assert found.status is Status.INCONCLUSIVE
     with pytest.raises(InputError, match="preset: expected exact or paper or matching"):
         Gradient(preset="best")
+
+
+def gaussian_pair(activation, d=20, m=3000):
+    """The paper's network under a large output bias, told in its target, and the batch's truth."""
+    model = nn.Sequential(nn.Linear(d, m, bias=False), activation, nn.Linear(m, 1)).double()
+    with torch.no_grad():
+        model[0].weight.normal_(generator=seeded(1))
+        model[2].weight.fill_(1 / m)
+        model[2].bias.fill_(30.0)
+    truth, labels = torch.eye(d).double()[:2], torch.tensor([1.0, -1.0]).double()
+    gradient = capture(model, "mse", (truth, labels))
+    known = Knowledge(gradient=gradient, records=2, loss="mse")
+    return Target(model=model, input_shape=(d,), bounds=None, knowledge=known), truth, labels
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Sigmoid()])
+def test_the_residuals_sign_tells_a_record_from_its_negative(activation):
+    target, truth, _ = gaussian_pair(activation, m=5000)
+    settings = {"preset": "paper", "norm": 1.0}
+    found = Gradient(**settings, residuals="positive")(target, generator=seeded())
+    assert float(squared_l2(truth, found.inputs).min(1).values.sqrt().max()) < 0.5
+    flipped = Gradient(**settings, residuals="negative")(target, generator=seeded())
+    assert float(squared_l2(truth, -flipped.inputs).min(1).values.sqrt().max()) < 0.5
+
+
+def test_labels_come_back_under_square_loss():
+    target, truth, labels = gaussian_pair(nn.Tanh(), m=300)
+    found = Gradient(residuals="positive")(target, generator=seeded())
+    order = squared_l2(truth, found.inputs).argmin(1)
+    torch.testing.assert_close(found.labels[order], labels, atol=1e-8, rtol=0)
+
+
+def test_the_heads_gradient_alone_is_enough_for_the_paper():
+    target, truth, _ = gaussian_pair(Cubic(), m=5000)
+    head = {"2.weight": target.knowledge.gradient["2.weight"]}
+    target = dataclasses.replace(target, knowledge=Knowledge(gradient=head, records=2, loss="mse"))
+    found = Gradient(preset="paper", source="head", norm=1.0)(target, generator=seeded())
+    assert float(squared_l2(truth, found.inputs).min(1).values.sqrt().max()) < 0.6
+    refused = [Gradient(), Gradient(preset="paper")]
+    assert {a(target, generator=seeded()).status for a in refused} == {Status.NOT_APPLICABLE}
+
+
+def test_a_known_norm_counts_behind_layers_that_pass_inputs_through():
+    d = 20
+    sent = trap(d, 3000, 2, generator=seeded(3), output_bias=30.0)
+    truth = torch.eye(d).double()[:2]
+    gradient = capture(sent.model, "mse", (truth, torch.tensor([1.0, -1.0]).double()))
+    known = Knowledge(gradient=gradient, records=2, loss="mse")
+    target = Target(model=sent.model, input_shape=(d,), bounds=None, knowledge=known)
+    found = Gradient(preset="paper", norm=1.0)(target, generator=seeded())
+    sizes = found.inputs.flatten(1).norm(dim=1)
+    torch.testing.assert_close(sizes, torch.ones(2).to(sizes), atol=1e-6, rtol=0)
+    assert float(squared_l2(truth, found.inputs).min(1).values.sqrt().max()) < 0.3
+    with pytest.raises(InputError, match="norm with preset exact: expected none"):
+        Gradient(norm=1.0)

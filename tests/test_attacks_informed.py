@@ -1,5 +1,6 @@
 """The informed attack: what comes back, and how it says that it could not."""
 
+import copy
 import functools
 from dataclasses import replace
 
@@ -158,6 +159,26 @@ def test_an_update_of_a_client_with_no_known_record():
     assert found.status is Status.COMPLETE, found.reason
     assert found.labels.tolist() == truth.labels.tolist()
     assert (found.inputs - truth.inputs).square().mean() < 1e-6
+
+
+def test_labels_of_a_client_are_read_off_the_outputs_bias():
+    target, truth = informed_target(GradientDescent(lr=0.1, steps=3), records=2, unknown=2)
+    attack = Informed(replaying=replace(QUICK, evaluations=150), restarts=2)
+    found = attack(knowing(target, labels=None), generator=seeded(0))
+    assert found.status is Status.COMPLETE, found.reason
+    assert sorted(found.labels.tolist()) == sorted(truth.labels.tolist())
+    nearest = torch.cdist(truth.inputs.flatten(1), found.inputs.flatten(1)).min(1).values
+    assert float(nearest.max()) < 1e-2
+
+
+def test_rounded_weights_of_a_client_are_not_matched_and_nothing_is_claimed():
+    target, _ = informed_target(GradientDescent(lr=0.1, steps=3), records=2, unknown=2)
+    coarse = replace(target, model=copy.deepcopy(target.model).to(torch.bfloat16).float())
+    attack = Informed(replaying=replace(QUICK, evaluations=30), restarts=1)
+    found = attack(coarse, generator=seeded(0))
+    assert found.status is Status.INCONCLUSIVE
+    assert "the run was not matched" in found.reason
+    assert found.stated.certified == 0
 
 
 @pytest.mark.parametrize("method", ["ridge", "reconn"])

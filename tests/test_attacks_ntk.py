@@ -11,6 +11,7 @@ from remnant.attacks import ATTACKS, NTK
 from remnant.data import load
 from remnant.scoring import centred_correlation
 from remnant.types import Candidates, Knowledge, Scaling, Status, Target
+from seeding import seeded
 from targets import faces_target
 
 
@@ -290,3 +291,19 @@ def test_every_attack_conforms(name):
     assert tuple(found.inputs.shape[1:]) == target.input_shape
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(weights[n], p) for n, p in target.weights.items())
+
+
+@pytest.mark.parametrize("preset", ["auto", "paper", "projected"])
+def test_a_descent_of_many_hours_is_not_begun(preset):
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6272, 10),
+    ).eval()  # fmt: skip
+    initial = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
+    known = Knowledge(initial=initial, records=10, loss="ce")
+    target = Target(model=model, input_shape=(1, 28, 28), knowledge=known)
+    found = NTK(preset=preset, hours=1e-3)(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert len(found) == 0
+    assert "hours by an estimate" in found.reason
+    assert "--hours" in found.reason

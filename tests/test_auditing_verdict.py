@@ -435,3 +435,9 @@ def test_identical_constant_records_are_exposed_without_a_correlation():
     assert found.verdict == Verdict.EXPOSED, found.headline
     assert sorted(row["id"] for row in found.exposed) == sorted(on.ids)
     assert None in [row["correlation"] for row in found.exposed]
+
+
+def test_labels_without_an_output_are_refused_by_name(tmp_path):
+    wrong = dataclasses.replace(SIDES.holdout, labels=SIDES.holdout.labels + 90)
+    with pytest.raises(InputError, match=r"audit: holdout: .* classes 0 to 9, got 9\d to 99"):
+        audit(gradient_target(), SIDES.train, holdout=wrong, public=SIDES.public)

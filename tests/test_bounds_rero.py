@@ -187,3 +187,36 @@ def test_kappa_0_and_1_are_refused(log_kappa):
     ):
         with pytest.raises(InputError, match="log kappa: expected the logarithm"):
             bound(log_kappa)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0, 50.0])
+@pytest.mark.parametrize("size", [2, 10, 1000])
+def test_the_bound_of_a_finite_set_is_reached_by_randomised_response(epsilon, size):
+    """It tells the truth with e^eps / (n - 1 + e^eps): what no attack on n equals can beat."""
+    truthful = math.exp(epsilon) / (size - 1 + math.exp(epsilon))
+    log_kappa = -math.log(size)
+    assert bounds.from_finite_set(epsilon, log_kappa, size) == pytest.approx(math.log(truthful))
+    assert bounds.from_finite_set(epsilon, log_kappa, size) <= bounds.from_dp(epsilon, log_kappa)
+
+
+def test_theorem_2_at_an_order_is_that_of_the_gaussian_mechanism_there():
+    ledger, log_kappa = Ledger(noise_multiplier=2.0, steps=5), math.log(1e-4)
+    at = [
+        bounds.from_renyi_at(float(order), float(epsilon), log_kappa)
+        for order, epsilon in zip(bounds.ORDERS, bounds.renyi_curve(ledger), strict=True)
+    ]
+    assert min(at) == pytest.approx(bounds.from_renyi(ledger, log_kappa))
+    with pytest.raises(InputError, match="Renyi order: expected a number above 1"):
+        bounds.from_renyi_at(1.0, 1.0, log_kappa)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
+def test_theorem_5_undoes_the_chance_of_two_point_reconstruction(epsilon):
+    """Of two records, the likelier with e^eps / (1 + e^eps): no pure eps-DP beats a blind guess."""
+    blind = math.exp(epsilon) / (1 + math.exp(epsilon))
+    assert bounds.delta_from_robustness(epsilon, blind) == pytest.approx(0.0, abs=1e-12)
+    assert bounds.delta_from_robustness(epsilon, 1.0) == 1.0
+    delta = 0.1  # a mechanism that gives the record away with that chance, and says nothing else
+    gamma = delta + (1 - delta) * blind
+    assert bounds.delta_from_robustness(epsilon, gamma) == pytest.approx(delta)
+    assert bounds.delta_from_robustness(1e4, 1.0) == 1.0

@@ -139,8 +139,8 @@ def test_what_is_kept_goes_by_what_the_flags_mean(tmp_path):
         (["--noise", "nan", "--steps", "20"], "noise multiplier: expected a number above 0, got"),
         (["--noise", "4", "--steps", "0"], "steps: expected a whole number, 1 or more, got 0"),
         (["--noise", "4"], "--steps: expected the number of steps"),
-        ([*RUN, "--epsilon", "2"], "one of --noise and --epsilon, got both"),
-        (["--steps", "20"], "one of --noise and --epsilon, got neither"),
+        ([*RUN, "--epsilon", "2"], "--renyi and --rho, got both"),
+        (["--steps", "20"], "--renyi and --rho, got neither"),
         (["--epsilon", "-2"], "epsilon: expected a number, 0 or more, got -2"),
         (["--epsilon", "0", "--steps", "3"], "epsilon: expected a number above 0"),
         ([*RUN, "--delta", "0"], "--delta: expected a number between 0 and 1, got 0"),
@@ -171,3 +171,33 @@ def test_bad_input_is_one_line(words, text):
         called(*words)
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_any_mechanism_promises(capsys, tmp_path):
+    kappa = ["--kappa", "0.01"]
+    renyi = figures(capsys, "--renyi", "8,1.5", *kappa, "--out", tmp_path / "kept")
+    assert renyi["gamma"]["renyi"]["log"] == pytest.approx(7 / 8 * (math.log(0.01) + 1.5))
+    assert list(renyi["gamma"]) == ["renyi"]
+    rho = figures(capsys, "--rho", "0.5", *kappa)
+    gap = math.sqrt(math.log(100)) - math.sqrt(0.5)
+    assert rho["gamma"]["zcdp"]["log"] == pytest.approx(-(gap**2))
+    finite = figures(capsys, "--epsilon", "2", "--prior", "candidates:10")
+    assert finite["gamma"]["finite"]["value"] == pytest.approx(math.e**2 / (9 + math.e**2))
+    for words in (["--renyi", "8,1.5"], ["--rho", "0.5"]):
+        assert called(*words, *kappa) == 0
+        assert "No attack succeeds" in capsys.readouterr().out
+    back = figures(capsys, "--reverse", "--epsilon", "1", "--gamma", "0.8")
+    assert back["delta"] == pytest.approx((math.e + 1) * 0.8 - math.e)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--renyi", "8"], "--renyi: expected order,epsilon"),
+        (["--rho", "1", "--noise", "2"], "--rho alone, got --rho and --noise"),
+        (["--reverse", "--epsilon", "1"], "--reverse: expected --epsilon and --gamma"),
+    ],
+)
+def test_other_mechanisms_are_told_alone(words, said):
+    with pytest.raises(InputError, match=said):
+        called(*words)

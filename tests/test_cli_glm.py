@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from sklearn.datasets import load_diabetes
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LinearRegression, Ridge
 
 from remnant.cli import main
 from remnant.models.linear_estimators import save_linear
@@ -54,3 +54,17 @@ def test_a_regression_says_that_nothing_is_left_over_to_check_it(folder, capsys)
     finding = json.loads(capsys.readouterr().out)
     assert not finding["figures"]["checked"]
     assert "no equation over to check this" in finding["reason"]
+
+
+def test_a_told_label_keeps_its_digits(tmp_path):
+    inputs, targets = load_diabetes(return_X_y=True, scaled=False)
+    inputs = inputs - inputs.mean(0)
+    plain = LinearRegression(fit_intercept=False).fit(inputs, targets)
+    save_linear(tmp_path / "model.json", plain)
+    np.savez(tmp_path / "known.npz", x=inputs[1:], y=targets[1:])
+    label = targets[0] + 0.1
+    targets[0] = label
+    save_linear(tmp_path / "model.json", plain.fit(inputs, targets))
+    assert main([*flags(tmp_path), "--label", repr(float(label))]) == 0
+    found = load_file(tmp_path / "out/candidates.safetensors")["inputs"].numpy()
+    assert min(np.abs(one - inputs[0]).max() for one in found) < 1e-9

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from remnant.cli import main
 from remnant.data import load
@@ -26,7 +25,7 @@ def folder(tmp_path):
     save_weights(tmp_path / "before.safetensors", result.initial)
     save_weights(tmp_path / "after.safetensors", result.final)
     (tmp_path / "recipe.json").write_text(json.dumps(describe(RECIPE)))
-    return tmp_path, truth
+    return tmp_path
 
 
 def run(folder, *more):
@@ -36,21 +35,15 @@ def run(folder, *more):
     return main(["reconstruct", "ntk", *given, *model, *more])
 
 
-def test_a_told_recipe_and_labels_are_replayed(folder, capsys):
-    path, truth = folder
-    labels = ",".join(str(label) for label in truth.labels.tolist())
-    told = ("--recipe", str(path / "recipe.json"), "--labels", labels, "--records", "2")
-    assert run(path, *told) == 0
+def test_a_short_training_of_a_known_recipe_is_left_to_the_attack_that_replays_it(folder, capsys):
+    assert run(folder, "--recipe", str(folder / "recipe.json")) == 0
     finding = json.loads(capsys.readouterr().out)
-    assert "instead replay of 5 steps" in finding["reason"]
-    found = load_file(path / "out/candidates.safetensors")["inputs"]
-    away = torch.cdist(truth.inputs.double().flatten(1), found.double().flatten(1)).square()
-    assert finding["status"] == "complete", finding["reason"]
-    assert float(away.min(1).values.max()) < 1e-4
+    assert finding["status"] != "complete"
+    assert "attack informed replays a short training" in finding["reason"]
 
 
 def test_without_them_the_reason_asks_for_more(folder, capsys):
-    assert run(folder[0]) == 0
+    assert run(folder) == 0
     finding = json.loads(capsys.readouterr().out)
     assert finding["status"] != "complete"
     assert "give --records" in finding["reason"]
@@ -59,15 +52,13 @@ def test_without_them_the_reason_asks_for_more(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--labels", "1.5,2"), "--labels: expected classes such as 3,1"),
-        (("--labels", "3,44"), "--labels: expected classes 0 to 9, got 3,44"),
         (("--loss", "foo"), "loss: expected "),
         (("--recipe", "recipe.json", "--loss", "mse"), "--loss: expected ce, as in --recipe"),
     ],
 )
 def test_what_contradicts_the_model_or_the_recipe_is_one_line(folder, capsys, flags, says):
-    given = [str(folder[0] / flag) if flag.endswith(".json") else flag for flag in flags]
-    assert run(folder[0], *given) == 2
+    given = [str(folder / flag) if flag.endswith(".json") else flag for flag in flags]
+    assert run(folder, *given) == 2
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1

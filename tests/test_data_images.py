@@ -147,3 +147,15 @@ def test_pictures_that_do_not_open(tmp_path):
     refused(tmp_path, "expected an 8-bit picture, got mode I;16")
     Image.new("RGB", (40, 50)).save(tmp_path / "b.png", format="GIF")
     refused(tmp_path, r"b\.png: expected a whole file")
+
+
+def test_the_pictures_of_a_class_may_lie_one_folder_below(tmp_path):
+    """Tiny-ImageNet: train/class/images/*.JPEG beside a list of boxes."""
+    for number, name in enumerate(("n02", "n01")):
+        (tmp_path / "train" / name / "images").mkdir(parents=True)
+        (tmp_path / "train" / name / f"{name}_boxes.txt").write_text("0 0 1 1")
+        picture(tmp_path / "train" / name / "images" / f"{name}_0.JPEG", seed=number)
+    found = load(tmp_path / "train")
+    assert found.ids == ("n01/images/n01_0.JPEG", "n02/images/n02_0.JPEG")
+    assert found.labels.tolist() == [0, 1]
+    refused(tmp_path, "pictures of a class: expected one folder, got several")

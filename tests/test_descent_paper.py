@@ -11,8 +11,7 @@ from remnant.errors import InputError
 from remnant.models import build
 from remnant.scoring import centred_correlation
 from remnant.solvers.descent import paper
-from remnant.solvers.descent.objective import objective
-from remnant.solvers.descent.paper import SCALED, Descent, descend
+from remnant.solvers.descent.paper import SCALED, Descent, descend, objective
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
 from seeding import seeded
@@ -226,3 +225,44 @@ def test_own_units_are_the_spread_of_activations_and_the_size_of_layer_inputs():
     without = replace(balanced, importance=others).loss(inputs, duals)
     more = (balanced.importance["1.bias"] - 1) * left
     assert (balanced.loss(inputs, duals) - without).item() == pytest.approx(more.item(), rel=1e-3)
+
+
+def test_parts_of_all_candidates_are_the_whole_and_smaller_ones_fall_too():
+    model = MODELS["mlp"]()
+    given = {"shape": (1, 6, 6), "records": 3}
+    settings = Descent(steps=10, double=True)
+    ends = {
+        batch: descend(
+            model, between(model), replace(settings, batch=batch), generator=seeded(), **given
+        )
+        for batch in (None, 6, 2)
+    }
+    torch.testing.assert_close(ends[None].inputs, ends[6].inputs, rtol=0, atol=1e-4)
+    assert ends[2].trace[-1] < 0.99 * ends[2].trace[0]
+    with pytest.raises(InputError, match="descent: batch: expected 1 or more"):
+        Descent(batch=0)
+
+
+def test_the_kept_sum_is_that_of_all_candidates():
+    model = MODELS["conv"]()
+    evidence = between(model)
+    goal = objective(model, evidence.vector, [evidence.end], temperature=10.0, dtype=torch.float64)
+    inputs, duals = drawn(6, 3)
+    part = paper.Part(goal, 2, seeded())
+    for _ in range(3):  # before and after a part has moved
+        whole = goal.loss(inputs, duals)
+        torch.testing.assert_close(part.loss(inputs, duals), whole)
+        inputs = inputs.clone()
+        inputs[part.rows] += 0.1
+
+
+def test_own_duals_take_the_size_of_the_evidence():
+    model = MODELS["mlp"]()
+    evidence = between(model)
+    small = replace(evidence, vector={n: 1e-2 * v for n, v in evidence.vector.items()})
+    settings = Descent(steps=30, own_duals=True, double=True)
+    ends = [
+        descend(model, each, settings, shape=(1, 6, 6), records=3, generator=seeded())
+        for each in (replace(evidence, end=evidence.start), replace(small, end=evidence.start))
+    ]
+    torch.testing.assert_close(ends[0].duals, 1e2 * ends[1].duals, rtol=0.05, atol=1e-3)

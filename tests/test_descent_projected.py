@@ -7,7 +7,7 @@ from torch import nn
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.scoring import centred_correlation
-from remnant.solvers.descent.objective import objective
+from remnant.solvers.descent.paper import objective
 from remnant.solvers.descent.projected import Projected, first_span, project, search
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling

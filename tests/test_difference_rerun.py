@@ -8,11 +8,18 @@ import torch
 from torch import nn
 
 from remnant.attacks import NTK
-from remnant.attacks.ntk_rerun import tail_after, training_of
 from remnant.data import load
 from remnant.evidence import weight_difference
 from remnant.models import build
-from remnant.solvers.dense.polish import Layers, Sensitivity, fit_points, path_of, polish
+from remnant.solvers.dense.polish import (
+    Layers,
+    Sensitivity,
+    fit_points,
+    path_of,
+    polish,
+    tail_after,
+    training_of,
+)
 from remnant.solvers.dense.rerun import (
     Budget,
     distance,

@@ -12,7 +12,7 @@ from remnant.experiments import fine_tuning as tuning
 from remnant.gradients import weighted_sum
 from remnant.models.residual import freeze_norms, residual
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
-from remnant.solvers.descent.objective import objective
+from remnant.solvers.descent.paper import objective
 from seeding import seeded
 
 SMALL = dict(tuning.STUDY.settings) | {

@@ -24,6 +24,7 @@ LOSSES = {
         out, y, reduction="none"
     ).sum(1),
     "poisson": lambda out, y: (out.exp() - y * out).sum(1),
+    "gamma": lambda out, y: (-y * out - out.log()).sum(1),  # targets are negative
     "multinomial": lambda out, y: -(y * out.log_softmax(1)).sum(1),
 }
 
@@ -40,6 +41,8 @@ def target_for(fit, g):
     outputs = len(fit.weight)
     if fit.family == "linear":
         return torch.randn(outputs, generator=g, dtype=torch.float64)
+    if fit.family == "gamma":
+        return -0.1 - torch.rand(outputs, generator=g, dtype=torch.float64)
     if fit.family == "poisson":
         return torch.randint(0, 5, (outputs,), generator=g).double()
     at = int(torch.randint(0, max(2, outputs), (), generator=g))
@@ -50,6 +53,8 @@ def target_for(fit, g):
 def test_the_gradient_is_that_of_the_objective(family):
     fit, g = fit_of(family, penalty=0.7, bias_penalty=0.2)
     inputs = torch.randn(9, 4, generator=g, dtype=torch.float64)
+    if family == "gamma":  # its outputs are positive
+        inputs = inputs + 4 * fit.weight.sign() + 2 * fit.weight / fit.weight.square().sum()
     targets = torch.stack([target_for(fit, g) for _ in range(9)])
     weights = torch.rand(9, generator=g, dtype=torch.float64)
     w, b = fit.weight.clone().requires_grad_(), fit.bias.clone().requires_grad_()

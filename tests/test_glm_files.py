@@ -12,7 +12,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from linear_cases import examples, table
 from remnant.errors import InputError, WeightsError
 from remnant.models.linear_estimators import from_estimator, recipe, save_linear
-from remnant.models.linear_files import LinearModel, linear_target, read_linear
+from remnant.models.linear_files import linear_target, read_linear
+from remnant.models.linear_model import LinearModel
 
 PLAIN = {"family": "linear", "coef": [1.0, 2.0], "intercept": 0.5}
 
@@ -58,7 +59,7 @@ def test_float32_coefficients_are_known_to_be_coarse(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"family": "cubic"}, "family: expected linear or logistic or poisson or multinomial"),
+        ({"family": "cubic"}, "family: expected linear or logistic or poisson or gamma"),
         ({"coef": [[1.0], [1.0, 2.0]]}, "coef: expected finite numbers in even rows"),
         ({"coef": [float("nan"), 1.0]}, "coef: expected finite numbers in even rows"),
         ({"coef": []}, "coef: expected d numbers or c x d, got shape (1, 0)"),

@@ -272,3 +272,15 @@ def test_a_demo_goes_with_its_page_and_a_killed_search_with_its_lock(tmp_path, c
     (search.path / "search.journal.lock").symlink_to("search.journal")
     assert main(["runs", "remove", str(demo.path), str(search.path), "--yes"]) == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_text_demo_goes_with_its_model_but_not_with_the_users_files(tmp_path, capsys):
+    demo = done(tmp_path / "demo", "demo", ("texts.jsonl", "gradient.safetensors"))
+    (demo.path / "model").mkdir()
+    for name in ("config.json", "notes.txt"):
+        (demo.path / "model" / name).write_text("x")
+    assert main(["runs", "remove", str(demo.path), "--yes"]) == 2
+    assert "got also model" in capsys.readouterr().err
+    (demo.path / "model" / "notes.txt").unlink()
+    assert main(["runs", "remove", str(demo.path), "--yes"]) == 0
+    assert not list(tmp_path.iterdir())

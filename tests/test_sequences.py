@@ -210,7 +210,8 @@ def test_a_saved_optimizer_gives_the_batch_and_the_weights_before_it(tmp_path):
     model, rows = gpt2(), texts()
     after, optimizer = trained(model, [rows], "AdamW", 1, lr=1e-3, weight_decay=0.1)
     torch.save({"optimizer": optimizer.state_dict()}, tmp_path / "optimizer.pt")
-    gradient, before = read_optimizer(tmp_path / "optimizer.pt", after)
+    saved = read_optimizer(tmp_path / "optimizer.pt", after)
+    gradient, before = saved.gradient, saved.before
     for name, value in weights(model).items():
         assert torch.allclose(before[name], value, atol=1e-6)
     found = attacked(after, gradient=gradient, initial=before)
@@ -223,7 +224,7 @@ def test_three_steps_in_an_optimizer_give_all_batches_without_a_certificate(tmp_
     batches = [texts(2, 12, seed=20 + i) for i in range(3)]
     after, optimizer = trained(model, batches, "AdamW", 3, lr=5e-5)
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    gradient, _ = read_optimizer(tmp_path / "optimizer.pt", after)
+    gradient = read_optimizer(tmp_path / "optimizer.pt", after).gradient
     found = attacked(after, gradient=gradient, initial=weights(model))
     assert found.status is Status.INCONCLUSIVE
     assert found_in(found) == sorted(row for batch in batches for row in batch)
@@ -241,7 +242,7 @@ def test_an_optimizer_with_groups_is_read_by_shapes_and_others_are_refused(tmp_p
         own[name].grad = value
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    gradient, _ = read_optimizer(tmp_path / "optimizer.pt", model)
+    gradient = read_optimizer(tmp_path / "optimizer.pt", model).gradient
     for name, parameter in own.items():
         assert torch.allclose(gradient[name], 0.1 * parameter.grad, atol=1e-9)
     with pytest.raises(WeightsError, match="a state for each of the model's"):

@@ -3,9 +3,10 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.solvers.descent.label_counts import infer_labels
+from remnant.solvers.descent.label_counts import infer_labels, labels_of_run
 from remnant.solvers.descent.matching import Matching, draw, match_gradient, total_variation
-from remnant.training import loss_named
+from remnant.training import GradientDescent, loss_named, train
+from remnant.types import Examples, Scaling
 from seeding import seeded
 
 
@@ -162,3 +163,16 @@ def test_faults_are_one_line():
         match_gradient(model, "ce", {}, **common)
     with pytest.raises(InputError, match="output layer 2: expected its gradient"):
         match_gradient(model, "ce", {"0.bias": torch.ones(16)}, **common)
+
+
+def test_labels_of_a_short_run_of_descent():
+    model = net(nn.Linear(30, 40), nn.ELU(), nn.Linear(40, 10))
+    labels = torch.tensor([0, 0, 3, 7, 7, 7])
+    batch = Examples(inputs=records(6, (30,)) - 0.5, labels=labels, ids=tuple("abcdef"))
+    recipe = GradientDescent(lr=0.05, momentum=0.9, steps=5)
+    ran = train(model, batch, recipe, scaling=Scaling(), generator=seeded(0))
+    found = labels_of_run(ran.model, ran.initial, recipe, count=6, shape=(30,))
+    assert found.equal(labels)
+    bare = net(nn.Linear(30, 10, bias=False))
+    with pytest.raises(InputError, match="a bias"):
+        labels_of_run(bare, dict(bare.named_parameters()), recipe, count=6, shape=(30,))

@@ -19,11 +19,12 @@ from remnant.solvers.dense.batch_search import (
 from remnant.solvers.dense.frames import Coordinates, deflate, first_side, pose_frames
 from remnant.solvers.dense.one_gradient import leak_of, recover_batch
 from remnant.solvers.dense.reflections import Graph, Signals
-from remnant.solvers.dense.resimulate import resimulate, slope_at
+from remnant.solvers.dense.resimulate import resimulate
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import pose_smooth
 from remnant.solvers.dense.smooth_refine import refine, slope_and_curvature
 from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import slope_at
 from remnant.solvers.spans import count_in_noise, decompose
 
 INPUTS = 60
@@ -440,3 +441,10 @@ def test_slopes_and_leaks():
     assert leak_of(nn.LeakyReLU(0.3)) == 0.3
     assert leak_of(nn.PReLU(init=0.25)) == 0.25
     assert leak_of(nn.GELU()) is None
+
+
+def test_a_smooth_network_without_biases_is_not_called_free_of_scale():
+    _, held = leaked(1, (32, 32), nn.Tanh(), bias=False)
+    assert "the activation fixes the size" in recover(held).reason
+    _, held = leaked(4, (32, 32), nn.Tanh(), bias=False)
+    assert recover(held).reason.endswith("this search settles neither size nor sign")

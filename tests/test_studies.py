@@ -45,7 +45,7 @@ TINY = {
         "defence strength": gradients.listed(
             gradients.STRENGTHS | {"keep": (1.0, 0.01), "batch": (4, 10), "clients": (1, 3)}
         ),
-        "width": 64, "records": 4, "patience": 1, "data": "digits",
+        "width": 64, "records": 4, "patience": 2, "data": "digits",
     },
     "kernel-distance": {
         "dynamics records": [("standard", 3), ("lazy 3", 3), ("lazy 10", 3), ("linearised", 3)],

@@ -64,6 +64,8 @@ def text_of(value: object) -> str:
 
 def brief(value: Any) -> str:
     """`repr` of a value that came from a file or a flag, cut so that it can be shown."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return _sized(value)
     try:
         return cut(repr(value), GOT)
     except Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from remnant.errors import InputError
@@ -20,16 +22,35 @@ def stored_precision(weights: Weights) -> float:
 
 
 def one_gradient(target: Target) -> Evidence:
-    """One gradient of a batch at the released weights (002)."""
+    """One gradient of a batch at the released weights (002), or what is seen of it."""
     gradient = target.knowledge.gradient
     if gradient is None:
         raise InputError("one gradient: expected a gradient, got none; give --gradient")
     weights = {name: w.double() for name, w in target.weights.items()}
     return Evidence(
-        vector={name: gradient[name].detach().double() for name in weights},
+        vector={n: gradient[n].detach().double() for n in weights if n in gradient},
         start=weights,
         end=weights,
         precision=stored_precision(gradient),
+    )
+
+
+def summed_gradients(target: Target) -> Evidence:
+    """What an optimizer kept: gradients of several steps, added up, between the initial weights and
+    the released ones."""
+    once, initial = one_gradient(target), target.knowledge.initial
+    if initial is None:
+        raise InputError("summed gradients: expected initial weights, got none; give --initial")
+    sizes = (
+        sum(float(value.square().sum()) for value in side.values())
+        for side in (once.vector, once.end)
+    )
+    vector, weights = sizes
+    return replace(
+        once,
+        start={name: initial[name].detach().double() for name in once.start},
+        # Solvers take it for that of the weights; a sum of small gradients is rounded less.
+        precision=once.precision * min(1.0, (vector / weights) ** 0.5),
     )
 
 

@@ -150,7 +150,8 @@ class Knowledge:
     """What the adversary holds besides the released weights. None = unknown."""
 
     initial: Weights | None = None  # weights before training (another checkpoint, a known seed)
-    gradient: Weights | None = None  # one gradient at the model's weights
+    gradient: Weights | None = None  # one gradient at the model's weights, or some of its tensors
+    gradient_of: str = ""  # the optimizer that kept it, in words; then `initial` is before its step
     records: int | None = None  # how many records were trained on
     labels: Tensor | None = None  # their labels
     public: Tensor | None = None  # p x shape, other data of the same kind, in the data's own scale
@@ -178,7 +179,10 @@ class Target:
             held: Weights | None = getattr(self.knowledge, kind)
             if held is None:
                 continue
+            some = kind == "gradient" and any(name in held for name in wanted)
             for name, shape in wanted.items():
+                if some and name not in held:
+                    continue
                 got = tuple(held[name].shape) if name in held else "nothing"
                 if got != shape:
                     raise InputError(expected(f"target: {kind} weights, {name}", shape, got))

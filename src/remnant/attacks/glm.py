@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remnant.attacks.about import About, Cost, LeaveOne, Scene, in_steps, setting
-from remnant.attacks.glm_case import Case, Found, pose
+from remnant.attacks.about import About, Cost, LeaveOne, Range, Scene, Space, in_steps, setting
+from remnant.attacks.glm_case import Case, Found, encoded, pose
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.models.linear_estimators import from_estimator, recipe
-from remnant.models.linear_files import LinearModel, Recipe, linear_target
+from remnant.models.linear_files import Recipe, linear_target
+from remnant.models.linear_model import LinearModel
 from remnant.solvers.glm.closed_form import Record, from_mean, means, recover
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Examples, Stated, Status, Target
@@ -67,7 +67,7 @@ ABOUT = About(
 
 @dataclass(frozen=True, kw_only=True)
 class GLM:
-    """Recover the missing record of a linear, logistic, Poisson or multinomial regression.
+    """Recover the missing record of a linear, logistic, Poisson, Gamma or multinomial regression.
 
     In closed form where the solver converged; through a released scaler where that was fitted on
     the same records; else, where Knowledge.recipe fits the model again, through the solver.
@@ -120,6 +120,8 @@ class GLM:
             made = sk.Ridge(alpha=penalty)
         elif model.family == "poisson":
             made = sk.PoissonRegressor(alpha=penalty / n, **to_the_end)
+        elif model.family == "gamma":
+            raise InputError(expected("a twin of the model", "a family to fit", "gamma"))
         else:
             made = sk.LogisticRegression(C=1 / penalty, **to_the_end)
         inputs = model.scaling.to_model(strangers.inputs.double()).flatten(1)
@@ -232,7 +234,7 @@ def closed_form(case: Case) -> list[Found]:
     for label in case.labels():
         aim = None if label is None else case.encode(label)
         if label is None and case.missing_label is not None and case.bias is None:
-            aim = case.missing_label.double().reshape(-1)
+            aim = encoded(case.model, case.missing_label[None])[0]
         for record in recover(
             case.fit(label), case.gradient(label), weight=case.weight(label), target=aim
         ):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.solvers.glm.closed_form import Family, Fit, objective_gradient, rounding
 from remnant.types import Target
 
@@ -112,6 +112,7 @@ class Case:
         if self.model.classes:
             return torch.tensor([cast(int, f.label) for f in found])
         values = torch.stack([f.target for f in found if f.target is not None])
+        values = -values if self.model.family == "gamma" else values
         if not self.known_labels.is_floating_point():
             return values[:, 0].round().long()
         return values if self.known_labels.ndim == 2 else values[:, 0]
@@ -127,7 +128,8 @@ def encoded(model: LinearModel, labels: Tensor) -> Tensor:
     """n x c: what the outputs' means are compared with."""
     outputs = len(model.dense.weight)
     if not model.classes:
-        return labels.double().reshape(len(labels), outputs)
+        values = labels.double().reshape(len(labels), outputs)
+        return -values if model.family == "gamma" else values
     table = (labels[:, None] == torch.tensor(codes(model))).double()
     return table[:, table.shape[1] - outputs :]  # without a first class that is the reference
 

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks import gradient_sequences
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    graph_cost,
+    setting,
+)
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
     NormedPair,
@@ -19,6 +29,7 @@ from remnant.attacks.gradient_batch_norm import (
     normed_pair,
     recover_through_norm,
 )
+from remnant.attacks.gradient_saved import from_optimizer
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -30,7 +41,6 @@ from remnant.attacks.outcome import (
     undo_convolutions,
     worst_of,
 )
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
 from remnant.solvers.dense.certificate import spread_of
@@ -38,17 +48,13 @@ from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, r
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.matching import Matching, match_gradient
-from remnant.solvers.labels import output_residuals
-from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
 from remnant.solvers.sequence.layouts import is_transformer
-from remnant.solvers.spans import BLENDS, count_records, told_apart
+from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
-from remnant.solvers.tensor.span_equations import stacked
-from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span
+from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span, smooth_count
 from remnant.solvers.tensor.two_layer import (
-    BatchGradient,
     TensorSettings,
-    TwoLayer,
     tensor_attack,
 )
 from remnant.training.batch_gradient import batch_gradient
@@ -56,6 +62,7 @@ from remnant.types import Candidates, Evidence, Examples, Stated, Status, Target
 
 Preset = Literal["exact", "paper", "matching"]
 PRESETS: tuple[Preset, ...] = ("exact", "paper", "matching")
+SIGNS = {"unknown": 0, "positive": 1, "negative": -1}
 ABOUT = About(
     summary="a batch from one gradient",
     example="--model mlp:784-256-256-10 --weights sent.safetensors "
@@ -87,9 +94,8 @@ class Gradient:
     exact: solve the equations of the first two dense layers (or of the only hidden layer, if its
     activation is smooth); convolutions before them are undone afterwards. paper: the tensor
     decomposition of 002, for two-layer networks with Gaussian weights, and for deep ones whose
-    first layers pass the batch through (`remnant.trap`) or can be undone (the eavesdropper).
-    matching: descend on the distance between gradients (inverting gradients), for any network,
-    without a certificate.
+    first layers pass the batch through (`remnant trap`) or can be undone (the eavesdropper).
+    matching: descend on the distance between gradients, for any network, without a certificate.
     """
 
     about: ClassVar[About] = ABOUT
@@ -98,12 +104,19 @@ class Gradient:
     patience: int = setting(5, "exact: rounds without a new record before giving up")
     source: Literal["head", "layer"] = setting("layer", "paper: dL/da (head) or dL/dW (layer)")
     norm: float | None = setting(None, "paper: the inputs' common norm (default: from the moments)")
+    residuals: Literal["unknown", "positive", "negative"] = setting(
+        "unknown", "their sign, as under a large output bias: tells x from -x (tanh, sigmoid)"
+    )
     steps: int = setting(1000, "of matching")
     restarts: int = setting(1, "of matching")
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise InputError(expected("preset", " or ".join(PRESETS), repr(self.preset)))
+        if self.norm is not None and self.preset != "paper":
+            raise InputError(expected(f"norm with preset {self.preset}", "none", self.norm))
+        if self.residuals not in SIGNS:
+            raise InputError(expected("residuals", " or ".join(SIGNS), repr(self.residuals)))
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         if is_transformer(target.model):
@@ -111,9 +124,15 @@ class Gradient:
         if target.knowledge.gradient is None:
             reason = "no gradient is known; give --gradient"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        evidence = one_gradient(target)
-        if not any(bool(g.any()) for g in evidence.vector.values()):
+        if not any(bool(g.any()) for g in target.knowledge.gradient.values()):
             return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
+        evidence = one_gradient(target)
+        lacking = [name for name in evidence.start if name not in evidence.vector]
+        if lacking and self.preset == "exact":
+            do = "give the rest, or --preset paper --source head"
+            return nothing(target, Status.NOT_APPLICABLE, f"no gradient of {lacking[0]}; {do}")
+        if target.knowledge.gradient_of and self.preset == "exact":
+            return from_optimizer(target, self.exact, generator)
         solve = {"exact": self.exact, "paper": self.paper, "matching": self.match}[self.preset]
         return solve(target, evidence, generator)
 
@@ -224,6 +243,7 @@ class Gradient:
             generator=generator,
             count=count,
             box=None if deep.front or deep.scale != 1 else model_box(target),
+            residual_sign=SIGNS[self.residuals],
         )
         inputs, error = deep.to_inputs(found.inputs), found.error / deep.scale
         return conclude_span(target, evidence, replace(found, inputs=inputs, error=error))
@@ -232,17 +252,28 @@ class Gradient:
         read = read_deep(target.model, evidence.vector)
         if isinstance(read, str):
             return nothing(target, Status.NOT_APPLICABLE, read)
+        seen = read.gradient.head if self.source == "head" else read.gradient.weights
+        if seen is None:
+            reason = f"the gradient of the {self.source} was not given; see --source"
+            return nothing(target, Status.NOT_APPLICABLE, reason)
         count = target.knowledge.records
         if count is None:
             reason = "the tensor decomposition needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        norm = self.norm if read.kind == "two layers" else None
-        settings = TensorSettings(source=self.source, norm=norm)
+        # Behind layers the norm is not that of what the last hidden one sees.
+        norm = None if self.norm is None or read.front else self.norm * read.scale
+        settings = TensorSettings(
+            source=self.source, norm=norm, residual_sign=SIGNS[self.residuals]
+        )
         found = tensor_attack(read.network, read.gradient, count, settings, generator=generator)
         figures = {"off": found.off, "sign_known": found.sign_known, "read_as": read.kind}
+        figures["residuals"] = found.residuals.tolist()
+        inputs = read.directions_to_inputs(found.inputs, self.norm)
+        labels = labels_from(target, found.residuals[:, None], inputs)
         return Candidates(
-            inputs=in_data_scale(target, read.directions_to_inputs(found.inputs, self.norm)),
+            inputs=in_data_scale(target, inputs),
             confidence=torch.full((count,), max(0.0, 1.0 - found.off)),
+            labels=labels if found.sign_known else None,
             status=Status.INCONCLUSIVE,
             reason="a tensor decomposition has no certificate; the residual is not evidence",
             stated=Stated(counted=count),
@@ -290,13 +321,6 @@ def smooth_end(deep: Deep) -> bool:
     return deep.kind != "eavesdropper" and not rough
 
 
-def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -> int | None:
-    """The number of records from the gap, None without one; dead inputs may be all that is seen."""
-    layer, _ = stacked(network, gradient)
-    spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
-    return spectrum.count if spectrum.gap > TOLERANCES.smallest_gap else None
-
-
 def conclude(
     target: Target,
     evidence: Evidence,
@@ -321,6 +345,7 @@ def conclude(
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
     residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
+    labels = labels_from(target, residuals, inputs)
     confidence = 1 - recovery.residual.clamp(0, 1)
     confidence = confidence * (0.5 + 0.5 * passed)
     order = confidence.argsort(descending=True, stable=True)
@@ -336,7 +361,7 @@ def conclude(
     return Candidates(
         inputs=data[order].float(),
         confidence=confidence[order].float(),
-        labels=labels_from(target, residuals, inputs, order),
+        labels=None if labels is None else labels[order],
         status=status,
         reason=recovery.reason + more,
         stated=Stated(
@@ -362,7 +387,7 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
     words = f"the equations hold to {found.misfit:.1e}"
     if not found.sign_known:
         words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
-    data, order = in_data_scale(target, inputs), torch.arange(count)
+    data = in_data_scale(target, inputs)
     error = found.error.square()
     certified &= bool((error < TOLERANCES.sure * spread_of(inputs.flatten(1))).all())
     passed = torch.full((count,), certified)
@@ -372,7 +397,7 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
     return Candidates(
         inputs=data,
         confidence=passed.float(),
-        labels=labels_from(target, found.residuals, inputs, order) if certified else None,
+        labels=labels_from(target, found.residuals, inputs) if certified else None,
         status=status_of(sure, count),
         reason=f"{sure} of {count} records found and certified without the truth: {words}",
         stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
@@ -383,16 +408,3 @@ def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Cand
             "residuals": found.residuals.tolist(),
         },
     )
-
-
-def labels_from(
-    target: Target, residuals: Tensor | None, inputs: Tensor, order: Tensor
-) -> Tensor | None:
-    """Classes, where the residuals tell them: one output needs the loss to be known."""
-    if residuals is None:
-        return None
-    if residuals.shape[1] > 1:
-        return residuals[order].argmin(1)
-    if target.knowledge.loss == "bce":
-        return (residuals[order, 0] < 0).long()
-    return None

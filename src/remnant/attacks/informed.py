@@ -10,7 +10,27 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, LeaveOne, Scene, in_steps, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Cost,
+    LeaveOne,
+    Range,
+    Scene,
+    Space,
+    in_steps,
+    setting,
+)
+from remnant.attacks.informed_known import (
+    batched,
+    ends_of,
+    outputs_of,
+    public_labels,
+    unknown_count,
+    unknown_labels,
+    with_labels,
+)
 from remnant.attacks.outcome import (
     in_box,
     model_box,
@@ -19,10 +39,8 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
-from remnant.attacks.spaces import Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
-from remnant.models import load_weights
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
@@ -31,10 +49,9 @@ from remnant.solvers.replay.errors import squared_errors
 from remnant.solvers.replay.observe import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
 from remnant.solvers.replay.ways import ReplaySettings
-from remnant.training import train
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
-from remnant.training.losses import predicted
-from remnant.training.recipes import Adam, GradientDescent
+from remnant.training.recipes import Adam
+from remnant.training.run import train
 from remnant.training.shadows import Fleet, trained
 from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
 
@@ -112,6 +129,7 @@ class Informed:
             raise InputError(expected("method", " or ".join(METHODS), repr(self.method)))
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        target = with_labels(target)
         missing = self.unmet(target)
         if missing:
             return nothing(target, Status.NOT_APPLICABLE, missing)
@@ -158,7 +176,7 @@ class Informed:
         model = copy.deepcopy(target.model)
         assert known.initial is not None
         assert isinstance(known.recipe, FixedStep)
-        load_weights(model, dict(known.initial))
+        model.load_state_dict(known.initial, strict=False)
         order = self.order()
         trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
         held = Knowledge(initial=trained.initial, recipe=known.recipe, loss=scene.loss)
@@ -300,50 +318,6 @@ class Informed:
             stated=Stated(counted=1, certified=0),
             figures=figures,
         )
-
-
-def batched(recipe: FixedStep) -> bool:
-    return not isinstance(recipe, GradientDescent) and recipe.batch_size is not None
-
-
-def unknown_count(target: Target) -> int:
-    """How many records of the run are unknown: one, unless the number of all is given."""
-    held = target.knowledge
-    if held.known is None:
-        return 0 if held.labels is None else len(held.labels)
-    return 1 if held.records is None else held.records - len(held.known)
-
-
-def unknown_labels(target: Target, extra: int) -> Tensor | None:
-    """Their labels, where known: the last of all labels, or just theirs."""
-    labels = target.knowledge.labels
-    return None if labels is None or len(labels) < extra else labels[-extra:]
-
-
-def public_labels(target: Target) -> Tensor:
-    """Labels of the public inputs: what is known of them, or what the released model says."""
-    held = target.knowledge
-    if held.public_labels is not None:
-        return held.public_labels
-    assert held.public is not None
-    with torch.no_grad():
-        like = next(target.model.parameters())
-        outputs: Tensor = target.model(target.scaling.to_model(held.public.to(like)))
-    return predicted(outputs)
-
-
-def outputs_of(target: Target) -> int:
-    """How many classes there are to try."""
-    with torch.no_grad():
-        like = next(target.model.parameters())
-        wide = target.model(torch.zeros(1, *target.input_shape).to(like)).shape[1]
-    return max(2, int(wide))
-
-
-def ends_of(target: Target) -> tuple[float, float]:
-    """About the least and greatest entry that an input may have, in the model's scale."""
-    box = model_box(target)
-    return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))
 
 
 def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidates:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, setting
+from remnant.attacks.about import HELD, LINEAR, About, Choice, Cost, Range, Scene, Space, setting
 from remnant.attacks.outcome import model_box, nothing
-from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed

@@ -8,9 +8,19 @@ from typing import ClassVar, Literal
 
 import torch
 
-from remnant.attacks.about import HELD, LINEAR, About, Cost, Scene, graph_cost, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Choice,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    graph_cost,
+    setting,
+)
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
-from remnant.attacks.ntk_replay import replay_instead, why_no_replay
 from remnant.attacks.outcome import (
     in_data_scale,
     nothing,
@@ -18,18 +28,17 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
-from remnant.attacks.spaces import Choice, Range, Space
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
-from remnant.models import load_weights
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.descent.paper import SHARPENED, descend
+from remnant.solvers.descent.paper import SHARPENED, descend, hours_of
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.layers import first_pair
 from remnant.solvers.lifted import recover_linearised
-from remnant.training import GradientDescent, train
+from remnant.training.recipes import GradientDescent
+from remnant.training.run import train
 from remnant.types import Candidates, Evidence, Examples, Knowledge, Stated, Status, Target
 
 Preset = Literal["auto", "exact", "paper", "projected"]
@@ -45,7 +54,7 @@ ABOUT = About(
     defence="Do not let the weights from before training out beside the final ones, or train with "
     "differential privacy. Weight decay, mini-batches and storing weights as fp16 do not stop it.",
     needs=("weights", "initial"),
-    takes=(*HELD, "recipe", "labels", "loss"),
+    takes=(*HELD, "recipe", "loss"),
     missing="initial",
     stronger="give --initial, the weights before training, if anyone else may have them",
     counting={"preset": "exact", "patience": 1},
@@ -69,8 +78,7 @@ class NTK:
     through the lifted equations (`solvers.lifted`); certified, no public data, the count is found.
     paper: 000's descent on images and duals. projected: the same objective with its duals solved
     for, in the first layer's span, from several starts whose agreement is the confidence. auto:
-    exact; where that proves nothing, replay of a known, short training (`attacks.ntk_replay`), or
-    projected where the number of records is known.
+    exact; where that proves nothing, projected if the number of records is known.
     """
 
     about: ClassVar[About] = ABOUT
@@ -78,12 +86,18 @@ class NTK:
     starts: int = setting(32, "exact: points searched for at a time, at the least")
     iterations: int = setting(300, "exact: of each search")
     patience: int = setting(12, "exact: rounds without a new record before giving up")
-    steps: int | None = setting(None, "of paper (default: 80000) or projected (default: 400)")
+    steps: int | None = setting(
+        None, "of paper (default: 16000; 000 takes 80000) or projected (default: 400)"
+    )
     features: Literal["initial", "final", "hybrid"] | None = setting(
         None, "of paper (default: final) and projected (default: initial)"
     )
     runs: int = setting(4, "projected: independent starts")
+    batch: int | None = setting(
+        None, "paper: candidates of a step, as in Algorithm 2 (default: all)"
+    )
     double: bool = setting(False, "paper: float64")
+    hours: float = setting(2.0, "paper, projected: not begun if it takes longer by an estimate")
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -125,7 +139,7 @@ class NTK:
         """Trained from the same initial weights on other records, the way that leaks."""
         target, model = scene.target, copy.deepcopy(scene.target.model)
         assert target.knowledge.initial is not None
-        load_weights(model, dict(target.knowledge.initial))
+        model.load_state_dict(target.knowledge.initial, strict=False)
         recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=scene.loss, stop_loss=0.02)
         trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
         held = Knowledge(initial=trained.initial, records=len(strangers), loss=scene.loss)
@@ -161,13 +175,10 @@ class NTK:
     def fall_back(
         self, target: Target, evidence: Evidence, found: Candidates, generator: torch.Generator
     ) -> Candidates:
-        """What the exact solver said, and the records by replay where the training is known and
-        short, or approximate candidates where the count is known."""
-        lacking = why_no_replay(target)
-        if not lacking:
-            return replay_instead(target, found, generator=generator)
+        """What the exact solver said, and approximate candidates where the count is known."""
         if target.knowledge.recipe is not None:
-            found = replace(found, reason=f"{found.reason} (nor by replay: {lacking})")
+            more = "attack informed replays a short training whose recipe is known"
+            found = replace(found, reason=f"{found.reason} ({more})")
         if target.knowledge.records is None:
             more = "" if "--records" in found.reason else "; give --records"
             return replace(found, reason=f"{found.reason}{more} for approximate candidates")
@@ -182,10 +193,15 @@ class NTK:
         if count is None:
             reason = "the paper's descent needs the number of records; give --records"
             return nothing(target, Status.NOT_APPLICABLE, reason)
-        steps = self.steps or SHARPENED.steps
+        steps, features = self.steps or SHARPENED.steps, self.features or "final"
         settings = replace(
-            SHARPENED, features=self.features or "final", steps=steps, double=self.double
+            SHARPENED, features=features, steps=steps, double=self.double, batch=self.batch
         )
+        many = round(settings.per_record * count)
+        each = steps * (1 + (features == "hybrid"))
+        hours = hours_of(target.model, target.input_shape, self.batch or many, each)
+        if hours > self.hours:
+            return self.too_long(target, hours)
         found = descend(
             target.model,
             evidence,
@@ -210,6 +226,10 @@ class NTK:
             return nothing(target, Status.NOT_APPLICABLE, reason)
         features: Literal["initial", "final"] = "final" if self.features == "final" else "initial"
         settings = Projected(features=features, steps=self.steps or 400, starts=self.runs)
+        many, each = round(settings.per_record * count), settings.steps * settings.starts
+        hours = hours_of(target.model, target.input_shape, many, each, projected=True)
+        if hours > self.hours:
+            return self.too_long(target, hours)
         found = search(
             target.model,
             evidence,
@@ -227,3 +247,8 @@ class NTK:
             f"(correlation above 0.9) from {self.runs} independent starts; that is no proof",
             figures={"candidates": len(found.inputs), "agreed": agreed, "losses": found.losses},
         )
+
+    def too_long(self, target: Target, hours: float) -> Candidates:
+        words = f"the descent takes some {hours:.0f} hours by an estimate, more than {self.hours:g}"
+        do = "allow them by --hours, or take fewer --steps"
+        return nothing(target, Status.INCONCLUSIVE, f"{words}: {do}")

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.ntk_rerun import polished
 from remnant.attacks.outcome import (
     in_box,
     nothing,
@@ -21,11 +20,11 @@ from remnant.attacks.outcome import (
 )
 from remnant.progress import task
 from remnant.solvers.dense.exact import Recovery, recover, recover_smooth
+from remnant.solvers.dense.polish import polished
 from remnant.solvers.dense.problem import pose, pose_output
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.smooth import pose_smooth
-from remnant.solvers.labels import read_labels
-from remnant.solvers.layers import Pair, first_pair
+from remnant.solvers.layers import Pair, first_pair, read_labels
 from remnant.solvers.spans import (
     BLENDS,
     Decomposition,

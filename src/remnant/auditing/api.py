@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from remnant.auditing.case import Case, halves
+from remnant.auditing.case import Case, check_labels_of, halves
 from remnant.auditing.run import Plan, run_audit
 from remnant.auditing.texts import same_length
 from remnant.bundle import Audit
@@ -50,7 +50,9 @@ def audit(
     held = target.knowledge if recipe is None else replace(target.knowledge, recipe=recipe)
     target = replace(target, model=unwrapped(target.model), knowledge=held)
     few = target.scaling.to_model(truth.inputs[:2])
-    check_outputs(target.model, few, "audit: model")
+    outputs = check_outputs(target.model, few, "audit: model")
+    parts = {"audit: truth": truth, "audit: holdout": holdout, "audit: public": public}
+    check_labels_of(target.model, loss, outputs, parts)
     target = replace(target, model=giving_logits(target.model, few))
     case = Case(target=target, truth=truth, holdout=holdout, public=public, loss=loss)
     plan = plan or Plan()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor, nn
 
 from remnant.attacks.about import Scene
+from remnant.attacks.glm_case import check_labels as check_linear_labels
 from remnant.bounds import Ledger
 from remnant.data import draw
 from remnant.errors import DataError, InputError, expected
-from remnant.training import loss_named
+from remnant.models.linear_model import LinearModel
+from remnant.training import check_labels, loss_named
 from remnant.types import Examples, Target
 from remnant.untrusted import shown
 
@@ -146,6 +149,25 @@ def with_planted(truth: Examples, canaries: Canaries) -> tuple[Examples, Canarie
         ids=(*truth.ids, *new.ids),
     )
     return whole, replace(canaries, planted=replace(planted, ids=ids))
+
+
+def check_labels_of(
+    model: nn.Module, loss: str, outputs: Tensor, parts: Mapping[str, Examples]
+) -> None:
+    """Refuse labels for which the model has no output, of held-out and public records too.
+
+    outputs: the model's for some records. parts: records by what an error is to call them.
+    """
+    if outputs.ndim != 2:
+        return  # a language model: its texts are their own labels
+    for name, part in parts.items():
+        try:
+            if isinstance(model, LinearModel):
+                check_linear_labels(model, part.labels)
+            else:
+                check_labels(loss, outputs[:1].expand(len(part), -1), part.labels)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
 
 
 def halves(examples: Examples) -> tuple[Examples, Examples]:

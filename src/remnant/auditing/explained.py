@@ -21,7 +21,7 @@ from remnant.auditing.grounds import Explained
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.models.foreign import real_outputs
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.models.stack import dense_layers
 from remnant.scoring.claims import rms_distance
 from remnant.training import loss_named
@@ -132,7 +132,7 @@ def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, T
     """The layer's inputs (n x d) and how a fall of each record's loss acts on it (n x w).
 
     Each row of the signals has length one: only their sums with positive weights are asked for.
-    None where the layer is not called once a record, or a label has no output.
+    None where the layer is not called once a record.
     """
     model, seen = case.target.model, list[Tensor]()
 
@@ -147,10 +147,7 @@ def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, T
         with torch.enable_grad():
             outputs = real_outputs(model.eval()(inputs.to(like)), len(records), "model")
             outputs = outputs.reshape(len(records), -1)
-            known = records.labels.is_floating_point() or case.loss != "ce"
             if len(seen) != 2 or seen[1].ndim != 2 or len(seen[1]) != len(records):
-                return None
-            if not known and int(records.labels.max()) >= outputs.shape[1]:
                 return None
             fall = -_separable(case.loss, outputs, records.labels)
             (signals,) = torch.autograd.grad(fall, seen[1:])

@@ -9,7 +9,7 @@ from remnant.attacks.glm_case import codes
 from remnant.auditing.case import Case
 from remnant.auditing.texts import losses_of_texts
 from remnant.models.foreign import real_outputs
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.training import loss_named
 from remnant.types import Examples
 
@@ -63,8 +63,10 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
 def _as_network(model: LinearModel, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, str]:
     """Outputs and labels as a network's (every class an output, labels by position), and the loss.
 
-    Of Poisson regression it is the squared error of the prediction.
+    Of Poisson and Gamma regression it is the squared error of the prediction.
     """
+    if model.family == "gamma":
+        return 1 / outputs, labels.double(), "mse"
     if not model.classes:
         return outputs.exp() if model.family == "poisson" else outputs, labels.double(), "mse"
     if model.reference:

@@ -23,7 +23,7 @@ from remnant.auditing.fitting import losses_of
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.models import load_weights
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.types import Examples
 
 SHOWN, HIDDEN, UNKNOWN = "shown", "not shown", "not known"

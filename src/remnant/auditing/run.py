@@ -35,9 +35,9 @@ from remnant.auditing.verdict import exposed_records, exposure_list, judge, over
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
-from remnant.models.linear_files import LinearModel
+from remnant.models.linear_model import LinearModel
 from remnant.progress import task
-from remnant.report.page import write_page
+from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle
 from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
@@ -52,6 +52,7 @@ from remnant.store import (
     versions,
     write_candidates,
     write_json,
+    write_text,
 )
 from remnant.types import Candidates, Examples, Finding, Target
 
@@ -61,7 +62,7 @@ class Plan:
     """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
 
     `targets`: for adversaries who know all records but one, how many are left out in turn, or
-    which (ids).
+    which (ids). `control`: of every attack, of none, or (None) where it decides the verdict.
     """
 
     attacks: Sequence[str] | None = None
@@ -72,7 +73,7 @@ class Plan:
     budget: float | None = None
     images: bool = True
     redacted: bool = False
-    control: bool = True
+    control: bool | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     )
     words = case.words if case.truth.are_texts else None
     result, pictures = write_bundle(run, result, case.truth, candidates, words)
-    write_page(run.path, result, pictures)
+    write_text(run, PAGE_FILE, page(result, pictures))
     if not plan.images:  # what an interrupted audit would have gone on with
         for row in rows:
             (run.path / _file(row["attack"])).unlink(missing_ok=True)
@@ -213,7 +214,8 @@ def _attack(
             found = play(case, name, attack, plan, run)
             finding = _score(case, name, found, plan, strangers)
             control = None
-            if plan.control and judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE:
+            unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
+            if plan.control or (unsure and plan.control is None):
                 control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
         reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"

@@ -29,9 +29,12 @@ from remnant.bounds.priors import (
     gaussian,
 )
 from remnant.bounds.rero import (
+    delta_from_robustness,
     epsilon_for_gamma,
     from_dp,
+    from_finite_set,
     from_renyi,
+    from_renyi_at,
     from_zcdp,
 )
 from remnant.bounds.verdict import Verdict, clopper_pearson, compare
@@ -49,12 +52,15 @@ __all__ = [
     "chance_in_one_run",
     "clopper_pearson",
     "compare",
+    "delta_from_robustness",
     "empirical",
     "epsilon",
     "epsilon_by_renyi",
     "epsilon_for_gamma",
     "from_dp",
+    "from_finite_set",
     "from_renyi",
+    "from_renyi_at",
     "from_zcdp",
     "gaussian",
     "gaussian_blow_up",

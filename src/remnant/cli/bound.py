@@ -26,6 +26,7 @@ TITLES = {
     "renyi": "from Renyi DP (001, Theorem 2)",
     "zcdp": "from zCDP (001, Corollary 4)",
     "dp": "from epsilon (and delta) alone (001, Corollary 3)",
+    "finite": "of one of so many candidates (001, VII-F)",
 }
 
 
@@ -45,6 +46,8 @@ def add(verbs: Any) -> None:
         help="in place of --noise: with --steps, the noise is chosen for it; without, it is all "
         "that is known",
     )
+    ran.add_argument("--renyi", metavar="A,EPS", help="Renyi DP of this order, whatever was run")
+    ran.add_argument("--rho", type=float, help="zero-concentrated DP, whatever was run")
     ran.add_argument("--steps", type=int, help="noisy gradient steps")
     ran.add_argument("--sampling", type=float, default=1.0, help="a record's chance at each step")
     ran.add_argument("--delta", type=float, help="of epsilon (with --steps: 1e-05)")
@@ -63,10 +66,14 @@ def add(verbs: Any) -> None:
     guess.add_argument("--records", type=int, default=2000, help="of the draws, at most")
     add_data_dir(parser)
     parser.add_argument("--gamma", type=float, help="the chance to keep to: what does it take?")
+    words = "the delta at --epsilon that follows from --gamma over all pairs of records (Theorem 5)"
+    parser.add_argument("--reverse", action="store_true", help=words)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     check_seed(arguments)
+    if arguments.reverse:
+        return reverse(arguments)
     ledger, found = read_run(arguments)
     kappa = read_kappa(arguments)
     if kappa is not None:
@@ -83,14 +90,34 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(figures=found, show=lambda: show(found))
 
 
+def reverse(arguments: argparse.Namespace) -> Answer:
+    """From robustness back to privacy."""
+    from remnant import bounds
+
+    epsilon, gamma = arguments.epsilon, arguments.gamma
+    if epsilon is None or gamma is None:
+        raise InputError("--reverse: expected --epsilon and --gamma beside it, got neither or one")
+    found = {
+        "epsilon": epsilon,
+        "gamma": gamma,
+        "delta": bounds.delta_from_robustness(epsilon, gamma),
+    }
+    words = f"({epsilon:g}, {found['delta']:.4g})-DP follows (001, Theorem 5)."
+    return Answer(figures=found, show=lambda: print_line(words, style="bold"))
+
+
 def read_run(arguments: argparse.Namespace) -> tuple[Ledger | None, dict[str, Any]]:
     """The ledger of --noise, or of the noise that --epsilon needs; None if epsilon is all."""
     from remnant import bounds
 
     given, delta = arguments.epsilon, arguments.delta
+    other = [name for name in ("renyi", "rho") if getattr(arguments, name) is not None]
+    if other:
+        return None, read_other(arguments, other)
     if (arguments.noise is None) == (given is None):
         got = "neither" if given is None else "both"
-        raise InputError(expected("flags", "one of --noise and --epsilon", got))
+        wanted = "one of --noise, --epsilon, --renyi and --rho"
+        raise InputError(expected("flags", wanted, got))
     if arguments.steps is None:
         if given is None:
             raise InputError("--steps: expected the number of steps beside --noise, got nothing")
@@ -112,6 +139,22 @@ def read_run(arguments: argparse.Namespace) -> tuple[Ledger | None, dict[str, An
         "epsilon_by_renyi": bounds.epsilon_by_renyi(ledger, delta),
         "rho": bounds.rho(ledger),
     }
+
+
+def read_other(arguments: argparse.Namespace, given: list[str]) -> dict[str, Any]:
+    """What a mechanism of any kind promises: a point of its Renyi curve, or rho."""
+    used = [n for n in ("noise", "epsilon", "steps") if getattr(arguments, n) is not None]
+    if len(given + used) > 1:
+        flags = " and ".join(f"--{name}" for name in (*given, *used))
+        raise InputError(expected("flags", f"--{given[0]} alone", flags))
+    found: dict[str, Any] = {"ledger": None, "epsilon": None, "delta": None}
+    if given == ["rho"]:
+        return found | {"rho": arguments.rho}
+    try:
+        order, epsilon = map(float, arguments.renyi.split(","))
+    except ValueError:
+        raise InputError(expected("--renyi", "order,epsilon as 8,1.5", arguments.renyi)) from None
+    return found | {"renyi": {"order": order, "epsilon": epsilon}}
 
 
 def read_kappa(arguments: argparse.Namespace) -> dict[str, Any] | None:
@@ -197,7 +240,15 @@ def gammas(ledger: Ledger | None, found: dict[str, Any], log_kappa: float) -> di
         logs["blow-up"] = bounds.blow_up(ledger, log_kappa)
         logs["renyi"] = bounds.from_renyi(ledger, log_kappa)
         logs["zcdp"] = bounds.from_zcdp(bounds.rho(ledger), log_kappa)
-    logs["dp"] = bounds.from_dp(found["epsilon"], log_kappa, found["delta"] or 0.0)
+    elif "rho" in found:
+        logs["zcdp"] = bounds.from_zcdp(found["rho"], log_kappa)
+    elif "renyi" in found:
+        logs["renyi"] = bounds.from_renyi_at(**found["renyi"], log_kappa=log_kappa)
+    if found["epsilon"] is not None:
+        logs["dp"] = bounds.from_dp(found["epsilon"], log_kappa, found["delta"] or 0.0)
+        kind, _, size = found["kappa"].get("prior", "").partition(":")
+        if kind == "candidates" and not found["delta"]:
+            logs["finite"] = bounds.from_finite_set(found["epsilon"], log_kappa, int(size))
     return {name: chance(value) for name, value in logs.items()}
 
 
@@ -247,6 +298,9 @@ def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
 
     asked = {"epsilon": arguments.epsilon, "gamma": arguments.gamma, "delta": found["delta"]}
     log_kappa = found["kappa"]["log"] if "kappa" in found else None
+    asked |= {
+        name: found[name] for name in ("renyi", "rho") if name in found and not found["ledger"]
+    }
     spec = {"verb": "bound", "ledger": found["ledger"], "log_kappa": log_kappa, **asked}
     stored = open_run(arguments.out, spec)
     if not stored.finished:
@@ -275,7 +329,13 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("noise multiplier", f"{ledger['noise_multiplier']:.4g}"))
         rows.append(("steps, sampling", f"{ledger['steps']}, {ledger['sampling_rate']:g}"))
         rows.append(("adjacency", ledger["adjacency"]))
-    rows.append((f"epsilon{delta}", f"{found['epsilon']:.4g}"))
+    if found["epsilon"] is not None:
+        rows.append((f"epsilon{delta}", f"{found['epsilon']:.4g}"))
+    elif "renyi" in found:
+        order, value = found["renyi"]["order"], found["renyi"]["epsilon"]
+        rows.append((f"Renyi epsilon of order {order:g}", f"{value:.4g}"))
+    else:
+        rows.append(("rho of zCDP", f"{found['rho']:.4g}"))
     if ledger:
         rows.append((f"epsilon{delta}, by Renyi DP", f"{found['epsilon_by_renyi']:.4g}"))
     if kappa:

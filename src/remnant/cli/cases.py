@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from remnant.attacks.glm_case import check_labels as check_linear_labels
 from remnant.auditing.api import hash_examples
-from remnant.auditing.case import Canaries, Case, halves, with_planted
+from remnant.auditing.case import Canaries, Case, check_labels_of, halves, with_planted
 from remnant.auditing.texts import same_length
 from remnant.bounds import Ledger
 from remnant.cli.spec import AuditSpec, is_linear
@@ -24,9 +23,7 @@ from remnant.data.csv_table import with_columns
 from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
 from remnant.models.foreign import check_outputs
-from remnant.models.linear_files import LinearModel
 from remnant.models.tokens import takes_tokens
-from remnant.training import check_labels
 from remnant.types import Examples, Target
 
 GUESSED = "no --model was given and dense layers were taken for ReLU: give --model to be sure"
@@ -39,30 +36,16 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     if released is not None and takes_tokens(released[0]):
         return read_text_case(spec, released)
     truth = load(spec.data, data_dir=spec.data_dir)
-    check_of: Callable[[Examples, str], None]
-    others = {k: with_columns(v, truth.features) for k, v in read_others(spec).items()}
-    if is_linear(spec.weights):
-        target, hashes = read_linear_target(spec)
-        loss = "mse"  # its own objective stands in its file
-        check_of = partial(_check_linear, target)
-    else:
-        target, hashes = read_target(spec, released, like=truth)
-        _fits(truth, target)
-        few = target.scaling.to_model(truth.inputs[:2].reshape(-1, *target.input_shape))
-        outputs = check_outputs(target.model, few)[:1]
-        loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
-        check_of = partial(_check_labels, loss, outputs)
-        truth, *rest = (
-            replace(part, inputs=part.inputs.reshape(-1, *target.input_shape))
-            for part in (truth, *others.values())
-            if _fits(part, target)
-        )
-        others = dict(zip(others, rest, strict=True))
-    planted = read_canaries(spec, target, truth.features)
-    for name, part in (("data", truth), *others.items(), *planted.items()):
-        check_of(part, name)
-    assumed = () if spec.model or is_linear(spec.weights) or released else (GUESSED,)
-    parts = {"data": truth, **others, **planted}
+    parts = {"data": truth, **read_others(spec), **read_canaries(spec)}
+    parts = {name: with_columns(part, truth.features) for name, part in parts.items()}
+    linear = is_linear(spec.weights)
+    target, hashes = read_linear_target(spec) if linear else read_target(spec, released, like=truth)
+    parts = {name: _shaped(part, target.input_shape) for name, part in parts.items()}
+    outputs = check_outputs(target.model, target.scaling.to_model(parts["data"].inputs[:2]))
+    loss = spec.loss or _loss_by(truth.labels.is_floating_point(), outputs.shape[1])
+    loss = "mse" if linear else loss  # a linear model's own objective stands in its file
+    check_labels_of(target.model, loss, outputs, {f"--{name}": p for name, p in parts.items()})
+    assumed = () if spec.model or linear or released else (GUESSED,)
     return _case(spec, target, parts, loss=loss, assumed=assumed), hashes | _hashes(parts)
 
 
@@ -78,10 +61,8 @@ def read_text_case(
     truth = read_texts(spec, model, spec.data)
     others = read_others(spec, partial(read_texts, spec, model))
     outputs = check_outputs(model, truth.inputs[:2])
-    parts = {"data": truth, **others, **read_canaries(spec, target)}
-    if outputs.ndim == 2:
-        for name, part in parts.items():
-            _check_labels("ce", outputs[:1], part, name)
+    parts = {"data": truth, **others, **read_canaries(spec, partial(read_texts, spec, model))}
+    check_labels_of(model, "ce", outputs, {f"--{name}": part for name, part in parts.items()})
     parts = dict(zip(parts, same_length(*parts.values()), strict=True))
     case = _case(spec, target, parts, loss="ce", words=words_of(spec, model))
     return case, hashes | _hashes(parts)
@@ -107,21 +88,16 @@ def _case(spec: AuditSpec, target: Target, parts: Mapping[str, Examples], **abou
 
 
 def read_canaries(
-    spec: AuditSpec, target: Target, features: tuple[str, ...] = ()
+    spec: AuditSpec, read: Callable[[str], Examples] | None = None
 ) -> dict[str, Examples]:
-    """Canaries by `remnant canaries`: those that were planted, and the others beside them."""
+    """Canaries by `remnant canaries`: those that were planted, and the others beside them.
+
+    read: how a file becomes records, where they are texts.
+    """
     if spec.canaries is None:
         return {}
-    found = {}
-    for name, path in (("canaries", spec.canaries), ("unplanted", unplanted_beside(spec.canaries))):
-        if takes_tokens(target.model):
-            found[name] = read_texts(spec, target.model, str(path))
-            continue
-        part = with_columns(load(path), features)
-        if _fits(part, target):
-            shaped = part.inputs.reshape(-1, *target.input_shape)
-            found[name] = replace(part, inputs=shaped)
-    return found
+    places = {"canaries": spec.canaries, "unplanted": unplanted_beside(spec.canaries)}
+    return {k: load(path) if read is None else read(str(path)) for k, path in places.items()}
 
 
 def _hashes(parts: Mapping[str, Examples]) -> dict[str, str]:
@@ -152,7 +128,6 @@ def read_others(
 
 
 def _ledger(spec: AuditSpec) -> Ledger | None:
-
     if spec.privacy is None:
         return None
     return Ledger(
@@ -164,29 +139,11 @@ def _ledger(spec: AuditSpec) -> Ledger | None:
     )
 
 
-def _check_linear(target: Target, examples: Examples, name: str) -> None:
-
-    if not _fits(examples, target):
-        return
-    try:
-        check_linear_labels(cast(LinearModel, target.model), examples.labels)
-    except InputError as error:
-        raise InputError(f"--{name}: {error}") from None
-
-
-def _fits(examples: Examples, target: Target) -> bool:
-    if math.prod(examples.shape) != math.prod(target.input_shape):
-        wanted = f"records of shape {target.input_shape}"
-        raise InputError(expected(examples.name, wanted, examples.shape))
-    return True
-
-
-def _check_labels(loss: str, outputs: Tensor, examples: Examples, name: str) -> None:
-
-    try:
-        check_labels(loss, outputs.expand(len(examples), -1), examples.labels)
-    except InputError as error:
-        raise InputError(f"--{name}: {error}") from None
+def _shaped(examples: Examples, shape: tuple[int, ...]) -> Examples:
+    """The records in the model's shape, which some files keep flat."""
+    if math.prod(examples.shape) != math.prod(shape):
+        raise InputError(expected(examples.name, f"records of shape {shape}", examples.shape))
+    return replace(examples, inputs=examples.inputs.reshape(-1, *shape))
 
 
 def _loss_by(real: bool, outputs: int) -> str:

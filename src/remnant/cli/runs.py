@@ -16,19 +16,12 @@ if TYPE_CHECKING:
     from remnant.store import Run
 
 FOLDER = Path("remnant-runs")  # where runs without --out go
-# What runs write; everything else in their folders is the user's.
+# What runs write besides the files that `run.json` lists; all else in their folders is the user's.
+UNLISTED = ("run.json", "state-*.safetensors", ".remnant-*", "report.html", "search.journal")
 LOCK = "search.journal.lock*"  # a link, which a search that was killed leaves behind
-UNLISTED = ("run.json", "state-*.safetensors", ".remnant-*", "report.html")  # or written later
-RESULTS = (
-    "finding.json", "candidates.safetensors", "candidates-*.safetensors", "control-*.json",
-    "originals.safetensors", "sheet.png", "rows.jsonl", "table.csv", "figure.png", "bound.json",
-    "result.json", "distilled.npz", "fleet.safetensors", "search.journal",
-)  # fmt: skip
-DEMO = (
-    "initial.safetensors", "weights.safetensors", "mean.safetensors", "std.safetensors",
-    "training.json", "curve.svg", "spectrum.svg", ".*.safetensors.*",
-)  # fmt: skip
 PAGE = "audit"  # the folder of a demo's page, itself a run
+MODEL = "model"  # the folder of a text demo's model, and what lies in it
+MODEL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
 
 
 def add(verbs: Any) -> None:
@@ -174,6 +167,8 @@ def files_of(folder: Path) -> list[Path]:
         nested = (demo and path.name == PAGE) or path.name.startswith("fleet-")  # shadow models
         if nested and path.is_dir() and not linked:
             found += [*files_of(path), path]
+        elif demo and path.name == MODEL and not linked and _holds_model(path):
+            found += [*path.iterdir(), path]
         elif fnmatchcase(path.name, LOCK) if linked else _wrote(run, path):
             found.append(path)
         else:
@@ -183,15 +178,15 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _wrote(run: Run, path: Path) -> bool:
-    """Whether a run writes such a file and, if it is done, wrote this one."""
-    name = path.name
-    if not path.is_file():
-        return False
-    if any(fnmatchcase(name, known) for known in UNLISTED):
-        return True
-    names = RESULTS + (DEMO if run.spec.get("verb") == "demo" else ())
-    listed = not run.finished or name in run.record.get("files", {})
-    return listed and any(fnmatchcase(name, known) for known in names)
+    """Whether the run wrote this file, as far as `run.json` and its name tell."""
+    listed = {**run.record.get("files", {}), **run.record.get("written", {})}
+    own = path.name in listed or any(fnmatchcase(path.name, known) for known in UNLISTED)
+    return own and path.is_file()
+
+
+def _holds_model(folder: Path) -> bool:
+    """Whether a folder has the files of a saved model and no others."""
+    return folder.is_dir() and all(p.is_file() and p.name in MODEL_FILES for p in folder.iterdir())
 
 
 def remove_run(folder: Path) -> None:

@@ -20,19 +20,21 @@ from remnant.cli.texts import (
     tokenizer_hash,
 )
 from remnant.data import load, mean_image
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, WeightsError, expected
 from remnant.models import align, build, infer_model, load_weights, parse_model, read_weights
 from remnant.models.foreign import check_outputs, real_outputs
 from remnant.models.linear_estimators import recipe
-from remnant.models.linear_files import LinearModel, linear_target, read_linear
-from remnant.models.optimizers import read_optimizer
+from remnant.models.linear_files import linear_target, read_linear
+from remnant.models.linear_model import LinearModel
+from remnant.models.optimizers import Saved, read_optimizer
 from remnant.models.skops_files import read_skops
 from remnant.models.tokens import give_logits, longest_of, takes_tokens
 from remnant.store import hash_tensors
 from remnant.store.files import hash_file
-from remnant.training import read_recipe
+from remnant.training import recipe_from
 from remnant.training.losses import loss_named
 from remnant.types import Examples, Knowledge, Scaling, Target
+from remnant.untrusted import json_file
 
 
 def read_target(
@@ -48,14 +50,16 @@ def read_target(
     model, shape = released or read_released(spec)
     read = read_weights if directory_of(spec) is None else read_held
     saved = None if spec.gradient is None else read_optimizer(spec.gradient, model)
+    if spec.gradient is None and directory_of(spec) is None:
+        saved = kept_beside(spec.weights, model)
+    part = not takes_tokens(model)  # one layer's gradient may be all that is seen
     held = {
-        kind: align(model, read(path), what=f"--{kind} {path}")
+        kind: align(model, read(path), what=f"--{kind} {path}", some=part and kind == "gradient")
         for kind in ("initial", "gradient")
         if (path := getattr(spec, kind)) is not None and (kind == "initial" or saved is None)
     }
     if saved is not None:
-        held["gradient"], before = saved
-        held |= {"initial": before} if before is not None and "initial" not in held else {}
+        held = {"initial": saved.before} | held | {"gradient": saved.gradient}
     tokens = takes_tokens(model)
     public = read_records(spec, model, spec.public) if spec.public else None
     if tokens:
@@ -75,6 +79,7 @@ def read_target(
         knowledge=Knowledge(
             initial=held.get("initial"),
             gradient=held.get("gradient"),
+            gradient_of="" if saved is None else saved.whose,
             records=spec.records,
             loss=spec.loss,
             public=None if public is None or tokens else public.inputs,
@@ -87,6 +92,14 @@ def read_target(
         return target, hashes | tokenizer_hash(spec)
     check_labels(target.knowledge.labels, model, shape)
     return target, hashes
+
+
+def kept_beside(path: Path, model: nn.Module) -> Saved | None:
+    """The optimizer in a checkpoint, where it is one of all the model's parameters."""
+    try:
+        return read_optimizer(path, model)
+    except WeightsError:
+        return None
 
 
 def read_released(spec: TargetSpec) -> tuple[nn.Module, tuple[int, ...]]:
@@ -127,6 +140,8 @@ def hash_target(target: Target) -> dict[str, str]:
         hashes["known"] = hash_tensors({"x": held.known.inputs, "y": held.known.labels})
     if held.recipe is not None:
         hashes["recipe"] = repr(held.recipe)
+    if held.gradient_of:
+        hashes["gradient_of"] = held.gradient_of
     return hashes
 
 
@@ -135,7 +150,8 @@ def read_told(spec: TargetSpec) -> dict[str, Any]:
 
     told: dict[str, Any] = {}
     if spec.recipe is not None:
-        told["recipe"] = read_recipe(spec.recipe)
+        do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
+        told["recipe"] = recipe_from(json_file(spec.recipe, InputError, do))
     if spec.loss is not None:
         loss_named(spec.loss)
         trained = getattr(told.get("recipe"), "loss", spec.loss)
@@ -191,11 +207,17 @@ def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
     }
     if isinstance(spec, AttackSpec) and spec.known is not None:
         known, label = load(spec.known, data_dir=spec.data_dir), spec.label
-        labels = None if label is None else torch.tensor([label]).to(known.labels.dtype)
+        labels = None if label is None else missing_label(label, known.labels)
         again = recipe(model) if spec.refit else None
         target = linear_target(model, known, records=spec.records, labels=labels, recipe=again)
         hashes["known"] = hash_tensors({"x": known.inputs, "y": known.labels})
     return dataclasses.replace(target, bounds=read_bounds(spec.bounds)), hashes
+
+
+def missing_label(label: float, like: Tensor) -> Tensor:
+    """As a class, or in double precision: a closed form is as exact as its label."""
+    dtype = torch.float64 if like.is_floating_point() else like.dtype
+    return torch.tensor([label], dtype=torch.float64).to(dtype)
 
 
 def hash_model_file(spec: TargetSpec) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Folders of pictures: `folder/class/*.png`, or a flat folder, which is one class.
+"""Folders of pictures: `folder/class/*.png`, or a flat folder, which is one class. The pictures of
+a class may lie in one folder below its own, as in Tiny-ImageNet's `train/class/images/*.JPEG`.
 
 Classes are numbered by sorted name, records are named by their path below the folder. Pictures
 are 8-bit and of one size; they are greyscale if all are, else RGB (transparency is dropped).
@@ -60,10 +61,21 @@ def _pictures(folder: Path) -> list[Path]:
     return sorted(p for p in files if not p.name.startswith("."))
 
 
+def _of_class(folder: Path) -> list[Path]:
+    """Those in the folder, or in the only folder below it that has any."""
+    own = _pictures(folder)
+    below = [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink() and p.name[0] != "."]
+    held = [pictures for pictures in map(_of_class, sorted(below)) if pictures]
+    if len(held) + bool(own) > 1:
+        do = "give the folder whose subfolders are the classes"
+        raise DataError(expected(f"{folder}: pictures of a class", "one folder", "several", do))
+    return held[0] if held else own
+
+
 def _files(folder: Path) -> tuple[list[Path], list[int]]:
     flat = _pictures(folder)
     below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    classes = [pictures for pictures in map(_pictures, below) if pictures]
+    classes = [pictures for pictures in map(_of_class, below) if pictures]
     if flat and classes:
         got = f"{flat[0].name} beside the folder {classes[0][0].parent.name}"
         raise DataError(expected(str(folder), "pictures or one folder a class", got))

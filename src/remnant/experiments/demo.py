@@ -25,7 +25,7 @@ from remnant.data import Split, binary_task, load, mean_image, split
 from remnant.errors import InputError, expected
 from remnant.experiments.demo_page import write_demo_page
 from remnant.experiments.targets import dense
-from remnant.models import build, load_weights, save_weights
+from remnant.models import build, load_weights
 from remnant.progress import task
 from remnant.report.charts import curve_chart, spectrum_chart, svg_file
 from remnant.report.figures import curve_data, spectrum_data
@@ -168,11 +168,11 @@ def trained_target(
             do = "use a smaller --lr"
             raise InputError(expected("training", "a falling loss", "divergence", do))
         final = {name: p.cpu() for name, p in result.final.items()}
-        save_weights(run.path / "initial.safetensors", initial)
-        save_weights(run.path / "weights.safetensors", final)
-        save_weights(run.path / "mean.safetensors", {"mean": scaling.mean})
+        store.write_weights(run, "initial.safetensors", initial)
+        store.write_weights(run, "weights.safetensors", final)
+        store.write_weights(run, "mean.safetensors", {"mean": scaling.mean})
         if scaling.std.numel() > 1:
-            save_weights(run.path / "std.safetensors", {"std": scaling.std})
+            store.write_weights(run, "std.safetensors", {"std": scaling.std})
         store.write_json(run, "training.json", {"model": text, **result.ledger})
         store.save_state(run, "trained", final)  # last: from here on an interrupted demo goes on
     load_weights(model.cpu(), final)

@@ -60,6 +60,7 @@ def write_demo_page(
         settings=SETTINGS,
         targets=min(left_out, len(records)),
         seed=seed,
+        control=True,
         command=f"remnant demo --seed {seed}",
     )
     return run_audit(case, plan, stored)
@@ -67,7 +68,7 @@ def write_demo_page(
 
 def small_target(
     records: Examples, scaling: Scaling, loss: str, seed: int, width: int = 200,
-    rates: tuple[float, ...] = (0.1, 0.03, 0.01),
+    rates: tuple[float, ...] = (0.2, 0.1, 0.03, 0.01),
 ) -> Target:  # fmt: skip
     """Trained on the records by the first of the rates at which training does not diverge, with
     everything that the four adversaries may hold."""
@@ -75,7 +76,7 @@ def small_target(
     outputs = 1 if loss in ("bce", "mse") and classes <= 2 else max(1, classes)
     text = dense(records, width, width, outputs=outputs)
     for lr in rates:
-        recipe = GradientDescent(lr=lr, momentum=0.9, weight_decay=0.06, steps=20, loss=loss)
+        recipe = GradientDescent(lr=lr, momentum=0.9, weight_decay=0.12, steps=10, loss=loss)
         model = build(text, generator=generator_for(seed, "small weights"))
         order = generator_for(seed, "small batches")
         trained = train(model, records, recipe, scaling=scaling, generator=order)

@@ -22,7 +22,7 @@ from remnant.auditing import Case, Plan
 from remnant.auditing.run import run_audit
 from remnant.auditing.strangers import strangers_of
 from remnant.auditing.texts import assess_texts, same_length
-from remnant.capturing import capture, save_gradient
+from remnant.capturing import capture
 from remnant.data import Split, Tokenizer, read_tokenizer, split
 from remnant.data.texts import padded
 from remnant.errors import InputError, expected
@@ -38,6 +38,7 @@ from remnant.store import (
     open_run,
     write_candidates,
     write_finding,
+    write_weights,
 )
 from remnant.types import Examples, Finding, Knowledge, Target
 
@@ -149,7 +150,7 @@ def text_target(demo: TextDemo, data: TextData, run: Run) -> Target:
     gradient = capture(model, "ce", data.sides.train)
     write_hf(run.path / "model", model)
     (run.path / "model" / "tokenizer.json").write_bytes(data.file)
-    save_gradient(run.path / "gradient.safetensors", gradient)
+    write_weights(run, "gradient.safetensors", gradient)
     return Target(
         model=model,
         input_shape=(longest,),

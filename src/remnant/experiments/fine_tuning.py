@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remnant.attacks import NTK
+from remnant.attacks import NTK, Informed
 from remnant.attacks.outcome import model_box
 from remnant.data import split
 from remnant.errors import InputError, expected
@@ -140,7 +140,7 @@ def attack_on(
     target, ways = scene.target, dict[str, Attack]()
     ways["hybrid"] = partial(by_descent, settings=replace(SCALED, features="hybrid", steps=steps))
     ways["features"] = partial(through_features, evaluations=inversion)
-    ways["exact"], ways["replay"] = NTK(preset="exact"), NTK()
+    ways["exact"], ways["replay"] = NTK(preset="exact"), Informed()
     if name not in ways:
         raise InputError(expected("attack", " or ".join(ways), repr(name)))
     if name == "replay":

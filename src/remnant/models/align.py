@@ -27,13 +27,16 @@ def load_weights(model: nn.Module, weights: Weights, *, what: str = "weights") -
             state[name].copy_(value)
 
 
-def align(model: nn.Module, weights: Weights, *, what: str = "weights") -> dict[str, Tensor]:
+def align(
+    model: nn.Module, weights: Weights, *, what: str = "weights", some: bool = False
+) -> dict[str, Tensor]:
     """`weights` under the model's own names, in its order: every parameter, and buffers found.
 
     Names decide where they match, a common beginning aside. Otherwise the order decides, where
     the shapes in turn are the model's: so a plain nn.Sequential without Flatten or a class with
     fc1 and fc2 loads into the `mlp:` of its widths. A gradient needs no buffers, so none is
-    demanded here. Values keep their dtype.
+    demanded here. Values keep their dtype. some: parameters may be missing, where the rest have the
+    model's own names.
     """
     wanted: Shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     # Buffers, and second names of tied parameters.
@@ -49,13 +52,15 @@ def align(model: nn.Module, weights: Weights, *, what: str = "weights") -> dict[
     floats = [n for n, value in weights.items() if value.is_floating_point() and n not in taken]
     if all(name in source for name in wanted):
         _nothing_left(weights, floats, {source[name] for name in wanted}, wanted, what)
+    elif some and weights and all(name in wanted for name in weights):
+        source = {name: name for name in weights}
     else:
         source |= _by_order(weights, floats, wanted, what)
     for name, shape in (wanted | others).items():
         if name in source and tuple(weights[source[name]].shape) != shape:
             got = tuple(weights[source[name]].shape)
             raise WeightsError(expected(f"{what}: {name}", shape, got, _hint(weights)))
-        if name in wanted and not weights[source[name]].is_floating_point():
+        if name in source and name in wanted and not weights[source[name]].is_floating_point():
             raise WeightsError(expected(f"{what}: {name}", "floats", weights[source[name]].dtype))
     return {name: weights[source[name]].detach() for name in [*wanted, *others] if name in source}
 

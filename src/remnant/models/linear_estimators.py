@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, WeightsError, expected
-from remnant.models.linear_files import FORMAT, LinearModel, Recipe
+from remnant.models.linear_files import FORMAT, Recipe
+from remnant.models.linear_model import LinearModel
 from remnant.types import Scaling
 
 DIRECT = ("auto", "cholesky", "svd")  # of Ridge, for dense data
@@ -130,6 +131,7 @@ _LINKS = {
     ("Gaussian", "Identity"): "linear",
     ("Binomial", "Logit"): "logistic",
     ("Poisson", "Log"): "poisson",
+    ("Gamma", "InversePower"): "gamma",
 }
 
 

@@ -2,7 +2,7 @@
 
 A file is JSON, or an npz archive of the same names; nothing in it is ever run:
 
-    family              linear, logistic, poisson or multinomial
+    family              linear, logistic, poisson, gamma or multinomial
     coef                d numbers, or c x d
     intercept           a number or c of them; left out where the model has none
     penalty             lambda of penalty / 2 |coef|^2 beside the sum of losses (default 0)
@@ -20,17 +20,17 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remnant.errors import InputError, WeightsError, expected
+from remnant.models.linear_model import LinearModel
 from remnant.types import Examples, Knowledge, Scaling, Target
 from remnant.untrusted import Budget, archive_of, json_file, read_array, reading, shown
 
-FAMILIES = ("linear", "logistic", "poisson", "multinomial")
 FORMAT = "remnant.linear/1"
 LIMIT = 1024**3  # bytes that a file may take in memory
 ROOM = 64  # bytes for each number besides its own: a Python object of it in a list, and a tensor
@@ -38,83 +38,8 @@ KEYS = {
     "format", "family", "coef", "intercept", "penalty", "penalty_per", "penalise_intercept",
     "tolerance", "classes", "class_weight", "features", "scaling", "solver",
 }  # fmt: skip
-ClassWeight = Literal["balanced"] | tuple[float, ...] | None
 Recipe = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Fits again: inputs n x d, labels n, weights n or None -> coefficients c x d, bias last if any."""
-
-
-class LinearModel(nn.Module):
-    """A dense layer c x d in float64, with what its coefficients are the optimum of."""
-
-    def __init__(
-        self,
-        family: str,
-        coef: Tensor,
-        intercept: Tensor | None = None,
-        *,
-        penalty: float = 0.0,
-        penalty_per: str = "total",
-        penalise_intercept: bool = False,
-        tolerance: float | None = None,
-        classes: tuple[int | str, ...] = (),
-        class_weight: ClassWeight = None,
-        features: tuple[str, ...] = (),
-        scaling: Scaling | None = None,
-        solver: Mapping[str, Any] | None = None,
-        precision: float = 2.0**-53,
-    ) -> None:
-        super().__init__()
-        outputs, inputs = coef.shape
-        if intercept is not None and len(intercept) != outputs:
-            raise InputError(expected("intercept", f"{outputs} numbers", len(intercept)))
-        self.dense = nn.Linear(inputs, outputs, bias=intercept is not None, dtype=torch.float64)
-        with torch.no_grad():
-            self.dense.weight.copy_(coef)
-            if intercept is not None:
-                self.dense.bias.copy_(intercept)
-        self.requires_grad_(False)
-        self.family, self.penalty, self.penalty_per = family, penalty, penalty_per
-        self.penalise_intercept, self.tolerance = penalise_intercept, tolerance
-        self.classes, self.class_weight, self.features = classes, class_weight, features
-        self.scaling, self.solver, self.precision = scaling or Scaling(), solver, precision
-        self.check()
-
-    @property
-    def reference(self) -> bool:
-        """Whether the first class has no coefficients of its own (statsmodels)."""
-        return self.family == "multinomial" and len(self.classes) == len(self.dense.weight) + 1
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The linear outputs n x c, before any link."""
-        outputs: Tensor = self.dense(inputs.flatten(1).double())
-        return outputs
-
-    def check(self) -> None:
-        outputs, inputs = self.dense.weight.shape
-        if self.family not in FAMILIES:
-            raise InputError(expected("family", " or ".join(FAMILIES), shown(self.family)))
-        if self.penalty_per not in ("total", "record"):
-            raise InputError(expected("penalty_per", "total or record", shown(self.penalty_per)))
-        for name, value in (("penalty", self.penalty), ("tolerance", self.tolerance or 0.0)):
-            if not 0 <= value < float("inf"):
-                raise InputError(expected(name, "a number from 0 on", value))
-        if not all(bool(torch.isfinite(part).all()) for part in self.parameters()):
-            raise InputError(expected("coefficients", "finite numbers", "NaN or infinity"))
-        sensible = {
-            "linear": (0,),
-            "poisson": (0,),
-            "logistic": (2,) if outputs == 1 else (outputs,),
-            "multinomial": (outputs, outputs + 1),
-        }[self.family]
-        if len(self.classes) not in sensible:
-            wanted = " or ".join(map(str, sensible))
-            what = f"classes of a {self.family} model with {outputs} rows of coefficients"
-            raise InputError(expected(what, wanted, len(self.classes)))
-        if self.features and len(self.features) != inputs:
-            raise InputError(expected("features", f"{inputs} names", len(self.features)))
-        if isinstance(self.class_weight, tuple) and len(self.class_weight) != len(self.classes):
-            got = len(self.class_weight)
-            raise InputError(expected("class_weight", f"{len(self.classes)} numbers", got))
 
 
 def linear_target(

@@ -1,13 +1,15 @@
-"""A saved optimizer: its running mean of gradients, and the weights before its last step.
+"""A saved optimizer: its running sum of gradients, and the weights before its last step.
 
 Adam keeps `exp_avg` for each parameter, SGD with momentum `momentum_buffer`: both are weighted sums
-of the gradients that it was given. The file is read as weights are, without running code of it.
+of the gradients that it was given, after one step that step's gradient. The file is read as weights
+are, without running code of it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,11 +23,18 @@ _SUMS = ("exp_avg", "momentum_buffer")
 State = Mapping[str, Any]
 
 
-def read_optimizer(
-    path: str | os.PathLike[str], model: nn.Module
-) -> tuple[dict[str, Tensor], dict[str, Tensor] | None] | None:
-    """The sum of gradients by the model's parameter names, and the weights before the last step of
-    AdamW, if that was it; None where the file holds no optimizer."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Saved:
+    """What an optimizer kept of the training, by the model's parameter names."""
+
+    gradient: dict[str, Tensor]  # the sum of gradients
+    before: dict[str, Tensor]  # the weights before the last step
+    whose: str  # what that sum is, in words
+
+
+def read_optimizer(path: str | os.PathLike[str], model: nn.Module) -> Saved | None:
+    """What the file's optimizer kept; None where the file holds none. model: at the weights that
+    were saved with it."""
     if not str(path).lower().endswith(TORCH_SUFFIXES):
         return None
     held = _optimizer_in(read_saved(path))
@@ -46,7 +55,21 @@ def read_optimizer(
     if not any(bool(value.any()) for value in gradient.values()):
         raise WeightsError(expected(f"{path}", "an optimizer with exp_avg", "one without sums"))
     rest = {name: p.detach() * 0 for name, p in own.items() if name not in gradient}
-    return gradient | rest, _before(model, states, groups, names)
+    before = {name: p.detach().clone() for name, p in own.items()}
+    for group in groups:
+        for index in group["params"]:
+            name, state = names[index], states.get(index, {})
+            undone = _undone(group, state, before[name].double(), gradient[name].double())
+            before[name], gradient[name] = (value.float() for value in undone)
+    return Saved(gradient=gradient | rest, before=before, whose=_whose(states))
+
+
+def _whose(states: State) -> str:
+    for state in states.values():
+        if isinstance(state.get("exp_avg"), Tensor):
+            step = int(state.get("step", 0))
+            return f"Adam's exp_avg, saved after {step} step{'' if step == 1 else 's'}"
+    return "SGD's momentum_buffer"
 
 
 def _optimizer_in(held: object) -> State | None:
@@ -93,25 +116,28 @@ def _shape(state: State | None) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def _before(
-    model: nn.Module, states: State, groups: Sequence[State], names: Mapping[int, str]
-) -> dict[str, Tensor] | None:
-    """The weights before AdamW's last step, which its state and settings tell exactly."""
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for group in groups:
-        rate, decay, eps, betas = (group.get(k) for k in ("lr", "weight_decay", "eps", "betas"))
-        if not isinstance(rate, float) or not isinstance(eps, float):
-            return None
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            return None
-        for index in group["params"]:
-            state = states.get(index, {})
-            mean, square, step = (state.get(k) for k in ("exp_avg", "exp_avg_sq", "step"))
-            if not isinstance(mean, Tensor) or not isinstance(square, Tensor) or step is None:
-                continue
-            first, second = (1 - float(beta) ** float(step) for beta in betas)
-            value = before[names[index]].double()
-            move = mean.double() / first / ((square.double() / second).sqrt() + eps)
-            shrunk = 1 - rate * float(decay or 0)
-            before[names[index]] = ((value + rate * move) / shrunk).float()
-    return before
+def _undone(group: State, state: State, value: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """A parameter before the last step, and its sum of gradients less what decay added to it. Both
+    follow exactly from what Adam, AdamW or SGD keep, the second after a single step."""
+    rate, decay = (_number(group.get(key)) for key in ("lr", "weight_decay"))
+    if isinstance(state.get("momentum_buffer"), Tensor):
+        ahead = 1.0 + _number(group.get("momentum")) if group.get("nesterov") else 1.0
+        before = value + rate * ahead * total
+        return before, total - decay * before
+    mean, square, betas = state.get("exp_avg"), state.get("exp_avg_sq"), group.get("betas")
+    pair = isinstance(betas, tuple | list) and len(betas) == 2
+    if not isinstance(mean, Tensor) or not isinstance(square, Tensor) or not pair:
+        return value, total
+    steps = _number(state.get("step"))
+    first, second = (1 - _number(beta) ** steps for beta in betas or ())
+    move = mean.double() / first / ((square.double() / second).sqrt() + _number(group.get("eps")))
+    if group.get("decoupled_weight_decay", True):  # AdamW; older versions do not say
+        return (value + rate * move) / (1 - rate * decay), total
+    before = value + rate * move
+    return before, total - first * decay * before
+
+
+def _number(value: object) -> float:
+    """Plain numbers and tensors of one, as newer versions keep them; 0 for anything else."""
+    plain = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+    return float(value) if plain else 0.0  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ import numpy as np
 
 from remnant.errors import InputError, WeightsError, expected
 from remnant.models.linear_estimators import from_estimator
-from remnant.models.linear_files import LIMIT, ROOM, LinearModel
+from remnant.models.linear_files import LIMIT, ROOM
+from remnant.models.linear_model import LinearModel
 from remnant.untrusted import Budget, archive_of, member_bytes, read_array, shown
 from remnant.untrusted.files import JSON_LIMIT
 

@@ -1,15 +1,17 @@
-"""The reader of a user's network that is a stack: its layers in order of evaluation, and the
-consecutive dense ones that the exact solvers work on."""
+"""What solvers read off a user's network: the consecutive dense layers that the exact ones work on,
+and the labels of recovered records, from what its first and last layer learned of each."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from remnant.models.stack import working
-from remnant.types import Weights
+from remnant.types import Evidence, Target, Weights
 
 _NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
 
@@ -67,3 +69,90 @@ def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | 
 
 def _dense(prefix: str, layer: nn.Linear) -> Dense:
     return Dense(weight=f"{prefix}weight", bias=None if layer.bias is None else f"{prefix}bias")
+
+
+def read_labels(
+    model: nn.Module, evidence: Evidence, inputs: Tensor, duals: Tensor
+) -> Tensor | None:
+    """Class of each record: inputs k x shape in the model's scale, duals k x w, None if unknown.
+
+    A record's dual is sum_c r_c s_c, s_c the signal of class c at the first dense layer and r_c the
+    record's residual added up over the training, which is largest at its own class. Each record is
+    read from its own dual alone. A single output tells no class (it may be a regression).
+    """
+    ends = [class_signals(model, weights, inputs) for weights in (evidence.start, evidence.end)]
+    signals = (ends[0] + ends[1]) / 2  # k x c x w; the training moved between the two
+    if signals.shape[1] < 2:
+        return None
+    solved = torch.linalg.lstsq(signals.mT, duals[:, :, None], driver="gelsd")
+    residuals: Tensor = solved.solution
+    return residuals[:, :, 0].argmax(1)
+
+
+def class_signals(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
+    """k x c x w: derivatives of each output by the pre-activations of the first dense layer."""
+    outputs, layers = seen(model, weights, inputs)
+    first = layers[0][1]
+    columns = [
+        torch.autograd.grad(outputs[:, c].sum(), first, retain_graph=True)[0]
+        for c in range(outputs.shape[1])
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def output_residuals(model: nn.Module, evidence: Evidence, inputs: Tensor) -> Tensor | None:
+    """dL/df of each record (k x c) for inputs k x shape in the model's scale.
+
+    The output layer's gradient is sum_i r_i h_i^T, its features h_i follow from the inputs. None
+    where the last dense layer is not the output, or there are more records than features tell
+    apart.
+    """
+    outputs, layers = seen(model, evidence.start, inputs)
+    h, last, name = layers[-1]
+    if last is not outputs:
+        return None
+    h, gradient = h.detach(), evidence.vector[f"{name}.weight"]
+    if f"{name}.bias" in evidence.vector:
+        h = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
+        gradient = torch.cat([gradient, evidence.vector[f"{name}.bias"][:, None]], dim=1)
+    if len(h) > h.shape[1]:
+        return None
+    solved: Tensor = torch.linalg.lstsq(h.T, gradient.T, driver="gelsd").solution
+    return solved
+
+
+def labels_from(target: Target, residuals: Tensor | None, inputs: Tensor) -> Tensor | None:
+    """Labels of records at inputs (k x shape, the model's scale) from dL/df of each, k x c.
+
+    Classes; under square loss of one output the numbers that it was compared with. None where
+    nothing tells them: one output whose loss is not known.
+    """
+    if residuals is None:
+        return None
+    loss = target.knowledge.loss
+    if loss == "mse":
+        model = copy.deepcopy(target.model).double().eval()
+        with torch.no_grad():
+            outputs = model(inputs.reshape(-1, *target.input_shape).double())
+        wanted: Tensor = outputs - residuals * len(inputs) / 2  # dL/df = 2 (f - y) / k
+        return wanted[:, 0] if wanted.shape[1] == 1 else wanted.argmax(1)
+    if residuals.shape[1] > 1:
+        return residuals.argmin(1)
+    return (residuals[:, 0] < 0).long() if loss == "bce" else None
+
+
+def seen(
+    model: nn.Module, weights: Weights, inputs: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor, str]]]:
+    """The outputs at inputs (k x shape), and of every dense layer, in order of evaluation, what
+    enters it, what leaves it, and its name. In double precision."""
+    model, inputs = copy.deepcopy(model).double().eval(), inputs.detach().double()
+    layers: list[tuple[Tensor, Tensor, str]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(
+                lambda _, entered, left, name=name: layers.append((entered[0], left, name))
+            )
+    with torch.enable_grad():
+        outputs: Tensor = functional_call(model, dict(weights), (inputs.requires_grad_(),))
+    return outputs, layers

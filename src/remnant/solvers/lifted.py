@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from remnant.gradients import gram, inner_products, weighted_sum
+from remnant.gradients.ntk import gram
+from remnant.gradients.sums import inner_products, weighted_sum
 from remnant.models.stack import working
 from remnant.progress import task
 from remnant.solvers.layers import Dense

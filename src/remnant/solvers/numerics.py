@@ -293,6 +293,14 @@ def _first_of_each(close: Tensor) -> list[int]:
     return kept
 
 
+def slope_at(function: nn.Module, t: Tensor) -> Tensor:
+    """The derivative of an elementwise function, entry by entry."""
+    with torch.enable_grad():
+        point = t.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(function(point).sum(), point)
+    return slope
+
+
 def times(rows: Tensor, matrix: Tensor) -> Tensor:
     """Their product, in the matrix' precision."""
     return (rows.to(matrix.dtype) @ matrix).to(rows.dtype)

@@ -163,9 +163,10 @@ def finish(
     hashes: Mapping[str, str] | None = None,
     timings: Mapping[str, float] | None = None,
 ) -> Run:
-    """Say in `run.json`, last of all, that the run is done, with the hash of every other file."""
-    scratch = (RUN_FILE, TEMPORARY, STATE)
-    kept = (p for p in sorted(run.path.iterdir()) if p.is_file() and not p.name.startswith(scratch))
+    """Say in `run.json`, last of all, that the run is done, with the hash of all that it wrote."""
+    before = _read_record(run.path)
+    wrote = sorted({**before.get("files", {}), **before.get(WRITTEN, {})})
+    kept = (run.path / name for name in wrote if (run.path / name).is_file())
     record = {
         "schema": RUN_SCHEMA,
         "finished": True,
@@ -273,6 +274,11 @@ def write_text(run: Run, name: str, value: str) -> Path:
 def write_json(run: Run, name: str, value: Any) -> Path:
     """Two-space JSON. NaN, infinity and what JSON does not know are refused."""
     return write_bytes(run, name, as_json(name, value))
+
+
+def write_weights(run: Run, name: str, weights: Mapping[str, Tensor]) -> Path:
+    """Plain safetensors, as `models.save_weights` writes them."""
+    return write_bytes(run, name, safetensors.torch.save(_apart(weights)))
 
 
 def read_json(run: Run, name: str) -> Any:
@@ -384,11 +390,12 @@ def _state_file(name: str) -> str:
 
 
 def _pack(tensors: Mapping[str, Tensor], text: str) -> bytes:
-    # Cloned, since safetensors refuses tensors that share memory.
-    whole = {
-        name: value.detach().cpu().contiguous().clone() for name, value in sorted(tensors.items())
-    }
-    return safetensors.torch.save(whole, {KEY: text})
+    return safetensors.torch.save(_apart(tensors), {KEY: text})
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Clones by name: safetensors refuses tensors that share memory."""
+    return {name: t.detach().cpu().contiguous().clone() for name, t in sorted(tensors.items())}
 
 
 def _unpack(path: Path) -> tuple[dict[str, Tensor], str]:

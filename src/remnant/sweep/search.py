@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from remnant.attacks import ATTACKS
+from remnant.attacks.about import Axis, Choice, Range, Space
 from remnant.attacks.made import check_names, kind_of, make_attack
-from remnant.attacks.spaces import Axis, Choice, Range, Space
 from remnant.errors import InputError, StoreError, brief, expected
 from remnant.progress import task
 from remnant.seeds import generator_for

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from remnant.attacks.spaces import Axis, Choice, Space
+from remnant.attacks.about import Axis, Choice, Space
 from remnant.errors import InputError, expected
 from remnant.seeds import generator_for
 from remnant.store import Run, load_state, save_state

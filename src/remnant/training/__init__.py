@@ -13,7 +13,6 @@ from remnant.training.recipes import (
     PrivateDescent,
     Recipe,
     describe,
-    read_recipe,
     recipe_from,
 )
 from remnant.training.run import Trained, train
@@ -34,7 +33,6 @@ __all__ = [
     "check_labels",
     "describe",
     "loss_named",
-    "read_recipe",
     "recipe_from",
     "solve_linearised",
     "targets",

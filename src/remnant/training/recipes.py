@@ -10,12 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, brief, expected
 from remnant.training.losses import loss_named
-from remnant.untrusted import json_file, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,28 +154,22 @@ def describe(recipe: Recipe | PrivateDescent) -> dict[str, Any]:
     }
 
 
-def read_recipe(path: Path) -> Recipe | PrivateDescent:
-    """The recipe in a JSON file, which may come from anywhere."""
-    do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
-    return recipe_from(json_file(path, InputError, do))
-
-
 def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
     """The recipe that `describe` described."""
     values = dict(description)
     name = values.pop("name", None)
     if not isinstance(name, str) or name not in RECIPES:
-        raise InputError(expected("recipe: name", f"one of {', '.join(RECIPES)}", shown(name)))
+        raise InputError(expected("recipe: name", f"one of {', '.join(RECIPES)}", brief(name)))
     known = {field.name: field.default is MISSING for field in fields(RECIPES[name])}
     if (odd := set(values) - set(known)) or {key for key in known if known[key]} - set(values):
         needed = ", ".join(key for key in known if known[key])
-        got = shown(sorted(odd)[0]) if odd else f"only {', '.join(values) or 'none'}"
+        got = brief(sorted(odd)[0]) if odd else f"only {', '.join(values) or 'none'}"
         wanted = f"{needed}, and some of {', '.join(known)}"
         raise InputError(expected(f"recipe {name}: fields", wanted, got))
     try:
         return RECIPES[name](**values)
     except (TypeError, AttributeError, OverflowError):
-        got = ", ".join(f"{key} {shown(value)}" for key, value in values.items())
+        got = ", ".join(f"{key} {brief(value)}" for key, value in values.items())
         raise InputError(
             expected(f"recipe {name}", "numbers as values", got, "see docs/informed.md")
         ) from None
@@ -214,7 +206,7 @@ _RULES: Mapping[str, _Rule] = {
 
 def _check(recipe: Any) -> None:
     if not isinstance(recipe.loss, str):
-        raise InputError(expected("loss", "a name such as ce", shown(recipe.loss)))
+        raise InputError(expected("loss", "a name such as ce", brief(recipe.loss)))
     loss_named(recipe.loss)
     for field in fields(recipe):
         value = getattr(recipe, field.name)
@@ -223,4 +215,4 @@ def _check(recipe: Any) -> None:
             continue
         if value is None or not fits(value):
             what = f"{type(recipe).__name__}: {field.name}"
-            raise InputError(expected(what, wanted, shown(value)))
+            raise InputError(expected(what, wanted, brief(value)))

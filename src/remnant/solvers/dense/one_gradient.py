@@ -38,6 +38,7 @@ from remnant.solvers.dense.frames import first_side, pose_frames
 from remnant.solvers.dense.resimulate import Resimulation, resimulate
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import pose_smooth, search_smooth
+from remnant.solvers.dense.smooth_refine import refine
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import (
     Decomposition,
@@ -187,7 +188,7 @@ def solve_smooth(
         next_weight=layers.next_weight,
     )
     narrower = replace(search, starts=min(search.starts, 16))  # each costs a matrix
-    found, series = search_smooth(problem, narrower, limit, generator)
+    found, series = search_smooth(problem, narrower, limit, generator, refine)
     records = found.y @ problem.right
     error = found.residual.square() * upright(records, layers.bias).square().sum(1)
     beside = outside_span(records, found.y / problem.scale, noise, layers.bias)
@@ -250,7 +251,7 @@ def undetermined(layers: Layers, count: int) -> str:
         return f"{count} records fill the first layer ({width} x {columns}): no span to search in"
     smooth = leak_of(layers.activation) is None
     if smooth and not layers.bias:
-        return "without a bias in the first layer nothing fixes the size of a record"
+        return "without a bias in the first layer this search settles neither size nor sign"
     if layers.last or count > outputs:
         if smooth:
             name = type(layers.activation).__name__
@@ -332,7 +333,7 @@ def conclude(
         found=outcome.series,
         resimulation=again,
         error=error,
-        reason=reason_of(len(found), int(passed.sum()), counted, complete, scaled),
+        reason=reason_of(len(found), int(passed.sum()), counted, complete, scaled, smooth),
     )
 
 
@@ -359,12 +360,17 @@ def fix_scale(layers: Layers, records: Tensor, full: bool) -> tuple[Tensor, bool
     return records / inverse, bool((inverse > 0).all()), doubt
 
 
-def reason_of(found: int, passed: int, counted: int, complete: bool, scaled: bool) -> str:
+def reason_of(
+    found: int, passed: int, counted: int, complete: bool, scaled: bool, smooth: bool
+) -> str:
     if complete and passed < counted:
         mixed = counted - passed
         return f"{counted} candidates give back the gradient; {mixed} of them may be mixed or noisy"
     if complete:
         return f"all {counted} records, which give back the gradient"
+    if not scaled and smooth:
+        fixes = "the activation fixes the size, which this search does not use"
+        return f"{found} of {counted} records up to size and sign: {fixes}"
     if not scaled:
         return f"{found} of {counted} records up to scale: no bias fixes it"
     if found == counted:

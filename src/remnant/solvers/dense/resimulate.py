@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.solvers.numerics import slope_at
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Resimulation:
@@ -21,14 +23,6 @@ class Resimulation:
     next: float
     duals: Tensor  # n x w
     signals: Tensor  # n x v: the gradient at each record's pre-activations of the next layer
-
-
-def slope_at(activation: nn.Module, t: Tensor) -> Tensor:
-    """f'(t), entry by entry."""
-    with torch.enable_grad():
-        point = t.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(activation(point).sum(), point)
-    return slope
 
 
 def resimulate(

@@ -12,6 +12,7 @@ minimises sum_k (v_k . [f(t), 1])^2 / s_k^2e, t = W1 x~ in the records' span, fr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,11 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from remnant.solvers.dense.certificate import at_least_usual
-from remnant.solvers.dense.resimulate import slope_at
 from remnant.solvers.dense.rounds import Found, Search, in_rounds, nothing_found
-from remnant.solvers.dense.smooth_refine import refine
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.numerics import complement, damped_cholesky, levenberg_marquardt
+from remnant.solvers.numerics import complement, damped_cholesky, levenberg_marquardt, slope_at
 from remnant.solvers.spans import Parts
 
 
@@ -113,22 +112,26 @@ def pose_smooth(
 
 
 def search_smooth(
-    problem: SmoothProblem, search: Search, tolerance: float, generator: torch.Generator
+    problem: SmoothProblem,
+    search: Search,
+    tolerance: float,
+    generator: torch.Generator,
+    refine: Callable[[SmoothProblem, Tensor], Found] | None = None,
 ) -> tuple[Found, list[float]]:
     """Different points that fit, until there are as many as records or nothing new comes, and their
     number after each round.
 
-    Behind one gradient each is refined with its dual, which leaves the span that is searched; its
-    residual is a standard deviation over its size. Between two checkpoints it is `outside_share`.
-    tolerance: the largest residual of a record.
+    refine: behind one gradient, makes points (k x n) exact together with their duals, which leave
+    the span that is searched. Between two checkpoints, without it, the residual of a point is its
+    `outside_share`. tolerance: the largest residual of a record.
     """
-    n, two_sided = problem.start.shape[1], problem.signals is not None
+    n, two_sided = problem.start.shape[1], refine is not None
 
     def once(found: Found, state: None, barren: int) -> tuple[Found, None]:
         # What duals exclude is excluded a little wrongly: when lost, look everywhere.
         known = found.z[: len(found) * (two_sided and barren % 2 == 0)]
         y = propose(problem, complement(known / problem.scale, n), found.y, search, generator)
-        if two_sided:
+        if refine is not None:
             near = refine(problem, y[new_points(problem, y, found.y)])
         else:
             near = Found(y=y, z=y, residual=outside_share(problem, y, 2.0))

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.dense.resimulate import slope_at
 from remnant.solvers.dense.rounds import Found, nothing_found
+from remnant.solvers.dense.smooth import SmoothProblem
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.numerics import damped_cholesky
-
-if TYPE_CHECKING:
-    from remnant.solvers.dense.smooth import SmoothProblem
+from remnant.solvers.numerics import damped_cholesky, slope_at
 
 
 def refine(problem: SmoothProblem, y: Tensor, *, chunk: int = 16) -> Found:

@@ -1,7 +1,9 @@
-"""How often each class occurs in a batch, from the gradient of the output layer."""
+"""How often each class occurs in a batch, from the gradient of the output layer; or among the
+records of a short training, from what that changed the output layer by."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +11,9 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
-from remnant.training import loss_named
+from remnant.training.fleet import FixedStep, rows_of
+from remnant.training.losses import loss_named
+from remnant.training.steps import first_state, update
 from remnant.types import Weights
 
 
@@ -53,6 +57,33 @@ def infer_labels(
         return signal.argmin()[None]
     least = (signal < 0).long() if loss == "ce" else torch.zeros(classes, dtype=torch.long)
     return torch.arange(classes).repeat_interleave(_counts(mixture, least, count))
+
+
+def labels_of_run(
+    model: nn.Module, initial: Weights, recipe: FixedStep, *, count: int, shape: tuple[int, ...]
+) -> Tensor:
+    """Classes (count, ascending) of the records of a short full-batch descent from the initial
+    weights to those of the model.
+
+    Steps move the output's bias against gradients that are taken to be one: that halfway between
+    both ends, where a constant input (zero in the model's scale) stands for every record.
+    """
+    layer, name = _output_layer(model)
+    if layer.bias is None:
+        do = "give the labels"
+        raise InputError(expected(f"labels: output layer {name}", "a bias", "none", do))
+    unit = [torch.ones(1, dtype=torch.float64)]
+    state = first_state(recipe, [torch.zeros_like(unit[0])])
+    for step in range(len(rows_of(recipe, 1, None))):
+        state = update(recipe, step, state, unit)
+    halfway, start = copy.deepcopy(model).double().eval(), initial[f"{name}.bias"].double()
+    moved = layer.bias.detach().double() - start
+    with torch.no_grad():
+        for key, value in halfway.named_parameters():
+            value.lerp_(initial[key].double(), 0.5)
+    probes = torch.zeros(1, *shape, dtype=torch.float64)
+    gradient = {f"{name}.bias": moved / state[0]}
+    return infer_labels(halfway, recipe.loss, gradient, count=count, probes=probes)
 
 
 def _mixture(columns: Tensor, observed: Tensor) -> tuple[Tensor, float]:

@@ -21,7 +21,7 @@ from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.progress import Step, task
 from remnant.solvers.descent.label_counts import infer_labels
-from remnant.training import loss_named
+from remnant.training.losses import loss_named
 from remnant.types import Weights
 
 Bounds = tuple[Tensor | float, Tensor | float]

@@ -3,25 +3,154 @@
     minimise |(theta_f - theta_0) - sum_j alpha_j . grad f(x_j)|^2     (Eq. 7; classes: Eq. 18)
 
 from M random images, with features at the final weights, the initial ones, or both with duals of
-their own (`hybrid`, Appendix K): the paper's Algorithm 1, by Adam. A small loss is no proof of the
-records: status and confidence have to come from elsewhere.
+their own (`hybrid`, Appendix K). By Adam on all candidates (the paper's Algorithm 1), or on some at
+a time beside the kept sum of all (Algorithm 2). A small loss is no proof of the records: status
+and confidence have to come from elsewhere.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.gradients.calls import call
+from remnant.gradients.smoothing import smoothed
+from remnant.gradients.sums import weighted_sum
 from remnant.progress import task
-from remnant.solvers.descent.objective import Objective, objective
 from remnant.types import Evidence, Weights
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Objective:
+    """The loss at inputs m x shape and duals m x (p c), for features at p points of weight space.
+
+    model: a smooth copy that belongs to the objective. relus: the softplus in place of each ReLU.
+    """
+
+    model: nn.Module
+    relus: Sequence[nn.Softplus]
+    points: Sequence[Weights]
+    vector: Weights
+    importance: Mapping[str, float] = field(default_factory=dict)  # of a bias; 1 where not named
+
+    @property
+    def square(self) -> float:
+        """|vector|^2, biases by their importance."""
+        return self._squared(self.vector).item()
+
+    def loss(self, inputs: Tensor, duals: Tensor) -> Tensor:
+        """The whole residual's square; divide by `square` to compare models."""
+        sums = self.sums(inputs, duals, create_graph=True)
+        return self._squared({name: value - sums[name] for name, value in self.vector.items()})
+
+    def sums(self, inputs: Tensor, duals: Tensor, *, create_graph: bool = False) -> Weights:
+        """sum_j sum_k alpha_jk grad f_k(x_j) itself, by name."""
+        total: dict[str, Tensor] = {}
+        for part, point in zip(duals.chunk(len(self.points), dim=1), self.points, strict=True):
+            found = weighted_sum(self.model, inputs, part, weights=point, create_graph=create_graph)
+            total = {name: total.get(name, 0.0) + value for name, value in found.items()}
+        return total
+
+    def _squared(self, values: Weights) -> Tensor:
+        parts = [self.importance.get(n, 1.0) * v.square().sum() for n, v in values.items()]
+        return torch.stack(parts).sum()
+
+    def anneal(self, temperature: float) -> None:
+        """Sharpen every softplus that stands for a ReLU."""
+        for softplus in self.relus:
+            softplus.beta = temperature
+
+    def balanced(self, inputs: Tensor) -> Objective:
+        """A dense layer's bias counts as much as its weights do, which meet whole activations.
+
+        Where biases begin at 0 a network is homogeneous, and only what biases change by tells how
+        large an input is: a share that gets lost among hundreds of weights.
+        """
+        dense = {n: m for n, m in self.model.named_modules() if type(m) is nn.Linear}
+        counts = {
+            f"{name}.bias": max(1.0, float(given[0].square().sum(1).mean()))
+            for name, given in zip(dense, self._entering(dense.values(), inputs), strict=True)
+            if f"{name}.bias" in self.vector and given[0].ndim == 2
+        }
+        return replace(self, importance=counts)
+
+    def spread(self, inputs: Tensor) -> float:
+        """The least standard deviation of what enters a softplus that stands for a ReLU."""
+        spreads = [float(z.std()) for given in self._entering(self.relus, inputs) for z in given]
+        return min((s for s in spreads if s > 0), default=1.0)
+
+    @torch.no_grad()
+    def _entering(self, modules: Iterable[nn.Module], inputs: Tensor) -> list[list[Tensor]]:
+        """What enters each of these modules at the first point, at each of its calls."""
+        seen: dict[nn.Module, list[Tensor]] = {module: [] for module in modules}
+        hooks = [
+            module.register_forward_pre_hook(lambda mine, given: seen[mine].append(given[0]))
+            for module in seen
+        ]
+        call(self.model, inputs, self.points[0])
+        for hook in hooks:
+            hook.remove()
+        return list(seen.values())
+
+
+def objective(
+    model: nn.Module,
+    vector: Weights,
+    points: Sequence[Weights],
+    *,
+    temperature: float,
+    dtype: torch.dtype = torch.float32,
+) -> Objective:
+    """The objective of a model at `points`; every nn.ReLU becomes a softplus of that temperature.
+
+    A parameter whose `vector` is zero was frozen: its gradients say nothing and are not taken.
+    """
+    own = {name for name, module in model.named_modules() if isinstance(module, nn.Softplus)}
+    twin = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
+    twin = smoothed(twin, beta=temperature)
+    values = {name: value.detach().to(dtype) for name, value in vector.items() if value.any()}
+    if not values:
+        raise InputError(expected("descent: evidence", "numbers other than zero", "zeros"))
+    twin.load_state_dict({n: v for n, v in points[0].items() if n not in values}, strict=False)
+    held = dict(twin.named_parameters())
+    cast = [{n: point.get(n, held[n]).detach().to(dtype) for n in values} for point in points]
+    relus = [
+        module
+        for name, module in twin.named_modules()
+        if isinstance(module, nn.Softplus) and name not in own
+    ]
+    return Objective(model=twin, relus=relus, points=cast, vector=values)
+
+
+def hours_of(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    count: int,
+    steps: int,
+    *,
+    projected: bool = False,
+    rate: float = 5e9,
+) -> float:
+    """An estimate: hours that so many steps of so many candidates of that shape take on one core.
+
+    rate: operations of the model's own evaluation a second, at which a step, some six times as
+    much work, was measured. projected: duals are solved for in each, by a kernel of all classes.
+    """
+    twin = copy.deepcopy(model).eval()
+    probe = torch.zeros(2, *shape, dtype=next(twin.parameters()).dtype)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        outputs = twin(probe)
+    more = 1 + outputs.shape[1] / 3 if projected else 1.0
+    return float(counter.get_total_flops() / 2 * count * steps * more / rate / 3600)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +167,11 @@ class Descent:
     geometric: bool = False  # temperatures rise by a factor a step, not by a sum
     cosine: bool = False  # the rate falls to 0 as a cosine; the paper's stays
     double: bool = False  # float64
-    # The paper's temperatures and duals suit the scale of its own networks. scaled: temperatures
-    # are in units of the least spread of what enters a ReLU, duals (and their rate) in that unit
-    # in which the first sum is as long as the evidence, and biases count as much as weights.
+    batch: int | None = None  # candidates of a step, so that only their graph is held; None = all
+    # The paper's temperatures and duals suit the scale of its own networks. own_duals: duals and
+    # their rate are in that unit in which the first sum is as long as the evidence. scaled: that;
+    # temperatures in units of the least spread of what enters a ReLU; biases count as weights do.
+    own_duals: bool = False
     scaled: bool = False
 
     def __post_init__(self) -> None:
@@ -49,6 +180,8 @@ class Descent:
             raise InputError(expected("descent: features", wanted, repr(self.features)))
         if self.steps < 1:
             raise InputError(expected("descent: steps", "1 or more", self.steps))
+        if self.batch is not None and self.batch < 1:
+            raise InputError(expected("descent: batch", "1 or more", self.batch))
         for name in ("lr", "per_record", "image_std", "dual_range"):
             if not getattr(self, name) > 0:
                 raise InputError(expected(f"descent: {name}", "more than 0", getattr(self, name)))
@@ -108,7 +241,9 @@ def descend(
     goal, settings, inputs, duals, pace = _start(
         model, evidence, settings, shape, records, generator
     )
-    adam = torch.optim.Adam([{"params": [inputs]}, {"params": [duals]}])
+    part = Part(goal, settings.batch, generator) if settings.batch else None
+    kind = torch.optim.Adam if part is None else torch.optim.SparseAdam
+    adam = kind([{"params": [inputs]}, {"params": [duals]}])
     first, trace, best = 0, list[float](), None
     if kept.state is not None:
         first, trace, best, moments, *places = kept.state
@@ -122,7 +257,7 @@ def descend(
             if kept.due():
                 kept.save([step, trace, best, adam.state_dict(), inputs, duals])
             goal.anneal(temperature_at(settings, min(step, settings.steps - 1)))
-            total = goal.loss(inputs, duals)
+            total = goal.loss(inputs, duals) if part is None else part.loss(inputs, duals)
             loss = total.item() / square
             if step % every == 0 or step == settings.steps:
                 trace.append(loss)
@@ -133,12 +268,62 @@ def descend(
             if step < settings.steps:
                 for group, unit in zip(adam.param_groups, (1.0, pace), strict=True):
                     group["lr"] = unit * rate_at(settings, step)
-                inputs.grad, duals.grad = torch.autograd.grad(total, (inputs, duals))
+                if part is None:
+                    inputs.grad, duals.grad = torch.autograd.grad(total, (inputs, duals))
+                else:
+                    inputs.grad, duals.grad = part.gradients(total, (inputs, duals))
                 adam.step()
             tick()
     if best is None:
         raise InputError(expected("descent: loss", "a finite number at the start", "none"))
     return Descended(inputs=best[2], duals=best[3], loss=best[1], trace=trace)
+
+
+class Part:
+    """A random part of the candidates at each step, the others' sum kept (000, Algorithm 2).
+
+    The sum is taken anew once as many candidates have moved as there are: the softplus has
+    sharpened since, and rounding adds up.
+    """
+
+    def __init__(self, goal: Objective, size: int, generator: torch.Generator) -> None:
+        self.goal, self.size, self.generator = goal, size, generator
+        self.kept: dict[str, Tensor] = {}
+        self.rows, self.moved = torch.zeros(0, dtype=torch.long), 0
+        self.pieces: list[Tensor] = []
+
+    def loss(self, inputs: Tensor, duals: Tensor) -> Tensor:
+        """The whole residual's square, differentiable in the candidates of a new part alone."""
+        m = len(inputs)
+        if not self.kept or self.moved >= m:
+            self.kept, self.moved = self._sums(inputs, duals, torch.arange(m)), 0
+        elif len(self.rows):  # the part before this one has moved
+            self._add(self._sums(inputs, duals, self.rows))
+        self.rows = torch.randperm(m, generator=self.generator)[: self.size]
+        self.moved += len(self.rows)
+        self._add(self._sums(inputs, duals, self.rows), sign=-1)
+        vector = {name: value - self.kept[name] for name, value in self.goal.vector.items()}
+        self.pieces = [whole.detach()[self.rows].requires_grad_() for whole in (inputs, duals)]
+        return replace(self.goal, vector=vector).loss(*self.pieces)
+
+    def gradients(self, total: Tensor, wholes: tuple[Tensor, Tensor]) -> list[Tensor]:
+        """Of inputs and duals, sparse: only this part moves, and only its moments."""
+        found = torch.autograd.grad(total, self.pieces)
+        return [
+            torch.sparse_coo_tensor(self.rows[None], value, whole.shape, check_invariants=True)
+            for value, whole in zip(found, wholes, strict=True)
+        ]
+
+    def _sums(self, inputs: Tensor, duals: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for some in rows.split(self.size):
+            found = self.goal.sums(inputs.detach()[some], duals.detach()[some])
+            total = {name: total.get(name, 0.0) + value.detach() for name, value in found.items()}
+        return total
+
+    def _add(self, sums: Weights, sign: int = 1) -> None:
+        for name, value in sums.items():
+            self.kept[name] = self.kept[name] + sign * value
 
 
 def _better(step: int, loss: float, best: list[Any], steps: int) -> bool:
@@ -174,6 +359,7 @@ def _start(
         settings = replace(settings, temperature=(low, high))
         goal.anneal(low)
         goal = goal.balanced(inputs)
+    if settings.scaled or settings.own_duals:
         sums = goal.sums(inputs, duals)
         first = replace(goal, vector={name: sums[name] for name in goal.vector})
         pace = math.sqrt(goal.square / first.square)

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
-from remnant.gradients import gram, inner_products
+from remnant.gradients.ntk import gram
+from remnant.gradients.sums import inner_products
 from remnant.models.stack import working
 from remnant.progress import Step, task
 from remnant.solvers.consensus import cluster
-from remnant.solvers.descent.objective import Objective, objective
-from remnant.solvers.descent.paper import normal
+from remnant.solvers.descent.paper import Objective, normal, objective
 from remnant.types import Evidence
 
 

@@ -19,8 +19,8 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-Family = Literal["linear", "logistic", "poisson", "multinomial"]
-FAMILIES: tuple[Family, ...] = ("linear", "logistic", "poisson", "multinomial")
+Family = Literal["linear", "logistic", "poisson", "gamma", "multinomial"]
+FAMILIES: tuple[Family, ...] = ("linear", "logistic", "poisson", "gamma", "multinomial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,11 @@ class Record:
 
 
 def means(fit: Fit, inputs: Tensor) -> Tensor:
-    """n x c: what the model predicts for inputs n x d."""
+    """n x c: what the model predicts for inputs n x d.
+
+    Of Gamma regression, whose canonical link is the inverse, the prediction's negative: so its
+    residual too is prediction minus target, once targets are negative.
+    """
     outputs = inputs @ fit.weight.T + (0.0 if fit.bias is None else fit.bias)
     if fit.family == "multinomial":
         if fit.reference:
@@ -77,6 +81,8 @@ def means(fit: Fit, inputs: Tensor) -> Tensor:
         return outputs.softmax(1)
     if fit.family == "logistic":
         return outputs.sigmoid()
+    if fit.family == "gamma":
+        return -1 / outputs
     return outputs.exp() if fit.family == "poisson" else outputs
 
 
@@ -85,6 +91,8 @@ def slopes(fit: Fit, inputs: Tensor) -> Tensor:
     mean = means(fit, inputs)
     if fit.family == "linear":
         return torch.ones_like(mean)
+    if fit.family == "gamma":
+        return mean.square()
     return mean if fit.family == "poisson" else mean * (1 - mean)
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from remnant.solvers.dense.one_gradient import Layers, recover_batch
-from remnant.solvers.dense.resimulate import Resimulation, resimulate, slope_at
+from remnant.solvers.dense.resimulate import Resimulation, resimulate
 from remnant.solvers.dense.rounds import Search
+from remnant.solvers.numerics import slope_at
 from remnant.solvers.sequence.layouts import (
     Layout,
     Norm,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from remnant.progress import task
 from remnant.solvers import spans
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import count_records
 from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.span_equations import (
@@ -99,6 +100,13 @@ def recover_span(
         sign_known=sign_known,
         attempts=tried,
     )
+
+
+def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -> int | None:
+    """The number of records from the gap, None without one; dead inputs may be all that is seen."""
+    layer, _ = stacked(network, gradient)
+    spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
+    return spectrum.count if spectrum.gap > TOLERANCES.smallest_gap else None
 
 
 def turning(network: TwoLayer, gradient: BatchGradient, at: Point, inputs: Tensor) -> Tensor:

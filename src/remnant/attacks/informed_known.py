@@ -1,0 +1,80 @@
+"""What an adversary who knows all records but a few can tell of those that it does not know."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from remnant.attacks.outcome import model_box
+from remnant.errors import InputError
+from remnant.solvers.descent.label_counts import labels_of_run
+from remnant.training.fleet import FixedStep
+from remnant.training.losses import predicted
+from remnant.training.recipes import GradientDescent
+from remnant.types import Target
+
+
+def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16) -> Target:
+    """Where no record is known: told the labels, if the output's bias gives them away. It does
+    after a short full-batch descent on cross-entropy; and no replay was seen to find more records.
+    """
+    held, recipe = target.knowledge, target.knowledge.recipe
+    if held.known is not None or held.labels is not None or held.initial is None:
+        return target
+    if not isinstance(recipe, GradientDescent) or recipe.loss != "ce":
+        return target
+    count = held.records or 0
+    if recipe.steps > most_steps or not 0 < count <= most_records:
+        return target
+    with suppress(InputError):  # an output without a bias tells nothing
+        shape = target.input_shape
+        labels = labels_of_run(target.model, held.initial, recipe, count=count, shape=shape)
+        return replace(target, knowledge=replace(held, labels=labels))
+    return target
+
+
+def batched(recipe: FixedStep) -> bool:
+    return not isinstance(recipe, GradientDescent) and recipe.batch_size is not None
+
+
+def unknown_count(target: Target) -> int:
+    """How many records of the run are unknown: one, unless the number of all is given."""
+    held = target.knowledge
+    if held.known is None:
+        return 0 if held.labels is None else len(held.labels)
+    return 1 if held.records is None else held.records - len(held.known)
+
+
+def unknown_labels(target: Target, extra: int) -> Tensor | None:
+    """Their labels, where known: the last of all labels, or just theirs."""
+    labels = target.knowledge.labels
+    return None if labels is None or len(labels) < extra else labels[-extra:]
+
+
+def public_labels(target: Target) -> Tensor:
+    """Labels of the public inputs: what is known of them, or what the released model says."""
+    held = target.knowledge
+    if held.public_labels is not None:
+        return held.public_labels
+    assert held.public is not None
+    with torch.no_grad():
+        like = next(target.model.parameters())
+        outputs: Tensor = target.model(target.scaling.to_model(held.public.to(like)))
+    return predicted(outputs)
+
+
+def outputs_of(target: Target) -> int:
+    """How many classes there are to try."""
+    with torch.no_grad():
+        like = next(target.model.parameters())
+        wide = target.model(torch.zeros(1, *target.input_shape).to(like)).shape[1]
+    return max(2, int(wide))
+
+
+def ends_of(target: Target) -> tuple[float, float]:
+    """About the least and greatest entry that an input may have, in the model's scale."""
+    box = model_box(target)
+    return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))
