@@ -22,7 +22,7 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 truth: .venv/installed
 	@echo "== truth: 25 targets of known truth, audited through the command line"

@@ -219,9 +219,15 @@ def print_candidate(args: argparse.Namespace) -> None:
     duals = duals_for(target, 10, 2 * args.records, None)
     rank = min(args.records, args.width)
     problem = pose(
-        layers, target.input_shape, rank=rank, inner_rank=40, bias_decayed=False, box=None
+        layers,
+        target.input_shape,
+        records=args.records,
+        rank=rank,
+        inner_rank=40,
+        bias_decayed=False,
+        box=None,
     )
-    how = KKT().search(duals, layers)
+    how = KKT().search(duals, layers, args.records)
     before = memory_now(reset=True)
     times = []
     for steps in (2, 2, 2 + args.few):  # the first one warms up

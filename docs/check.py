@@ -1,6 +1,7 @@
 """Check the docs without network: relative links and their anchors, and the page made from code.
 
-python docs/check.py: one line for each fault, exit code 1 if there is any.
+Also that files and functions named in CONTRIBUTING exist. python docs/check.py: one line for each
+fault, exit code 1 if there is any.
 """
 
 from __future__ import annotations
@@ -37,10 +38,35 @@ def broken_links(path: Path) -> list[str]:
     return faults
 
 
+def lost_names(text: str) -> list[str]:
+    """Files that CONTRIBUTING names and that are not there, and functions of its walks."""
+    root = DOCS.parent
+    files = [path for part in ("src", "tests", "docs") for path in (root / part).rglob("*.py")]
+    there = [f"/{path.relative_to(root).as_posix()}" for path in files]
+    code = "".join(path.read_text() for path in files)
+    walks = text.partition("## Three commands")[2].partition("\n## ")[0]
+    lost = [
+        name
+        for name in re.findall(r"`([\w/]+\.py)`", text)
+        if not name.endswith("yours.py") and not any(path.endswith(f"/{name}") for path in there)
+    ]
+    called = re.findall(r"\(`(\w+)`|`(\w+)`\)", walks)
+    return lost + [
+        name
+        for pair in called
+        for name in pair
+        if name
+        and not (root / "src" / "remnant" / name).is_dir()
+        and not re.search(rf"(def|class) {name}\b", code)
+    ]
+
+
 def main() -> int:
     """Print what is wrong; how many words user pages have is said either way."""
     pages = [*DOCS.parent.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
     faults = [fault for path in pages for fault in broken_links(path)]
+    names = lost_names((DOCS.parent / "CONTRIBUTING.md").read_text())
+    faults += [f"CONTRIBUTING.md: nothing is called {name}" for name in names]
     if (DOCS / "reference.md").read_text() != page():
         faults.append("docs/reference.md: not what the code says; run python docs/reference.py")
     words = sum(len(path.read_text().split()) for path in DOCS.glob("*.md"))

@@ -1,5 +1,7 @@
 """The misfit of stationarity, layer by layer, against sums of gradients by autograd."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,14 +9,17 @@ from torch import nn
 from remnant.gradients import smoothed, weighted_sum
 from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import balance, read_network
-from remnant.solvers.kkt.problem import (
+from remnant.solvers.kkt.objective import (
+    Objective,
+    Weights,
     forward,
-    gram_product,
     misfits,
-    pose,
-    range_misfit,
+    outside_columns,
     signals,
+    sums,
 )
+from remnant.solvers.kkt.prior import expected_sizes
+from remnant.solvers.kkt.problem import pose, row_space
 from remnant.solvers.kkt.scale import largest_in_box, scaled_to_box
 from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
@@ -50,22 +55,20 @@ def convolutional():
     [
         (dense(), (3, 4), 6),
         (dense(bias=False), (12,), 6),
-        (dense(), (12,), 2),  # so few that Gram matrices are smaller than gradients
         (convolutional(), (1, 6, 6), 5),
     ],
 )
 def test_misfits_are_those_of_the_gradient_sum(model, shape, m):
     layers = read_network(model)
-    problem = pose(layers, shape, rank=12, inner_rank=None, dtype=torch.float64)
+    problem = pose(layers, shape, rank=12, inner_rank=None, records=9, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     s = torch.randn(2, m, problem.coordinates, generator=generator, dtype=torch.float64)
     dual = torch.rand(2, m, generator=generator, dtype=torch.float64)
     duals = Duals(objective="soft", labels=balanced_labels(m, 3), outputs=3)
     seen = forward(problem, s)
     direction = duals.directions(dual, seen.outputs[-1])
-    found = misfits(
-        problem, seen, signals(problem, seen, direction, 4.0, [1.0] * 9), dual, whiten=0.0
-    )
+    arrived = signals(problem, seen, direction, 4.0, [1.0] * 9)
+    found = misfits(problem, sums(problem, seen, arrived, dual), whiten=0.0)
     for k in range(2):
         x = problem.inputs(s[k]).view(m, *shape)
         coefficients = dual[k][:, None] * direction.view(2, m, 3)[k]
@@ -82,20 +85,71 @@ def test_misfits_are_those_of_the_gradient_sum(model, shape, m):
         assert found[k].tolist() == pytest.approx(wanted, rel=1e-9)
 
 
-def test_low_rank_inner_layers_are_as_good_when_they_are_low_rank():
-    model = dense()
-    with torch.no_grad():
-        model[3].weight.copy_(model[3].weight[:, :2] @ model[3].weight[:2])
-    layers = read_network(model)
+def test_an_inner_layer_in_low_rank_is_compared_in_its_leading_columns():
+    layers = read_network(dense(bias=False))
     s = torch.randn(1, 4, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    values = []
-    for rank in (None, 3):
-        problem = pose(layers, (12,), rank=9, inner_rank=rank, dtype=torch.float64)
-        seen = forward(problem, s)
-        direction = torch.ones(4, 3, dtype=torch.float64)
-        arrived = signals(problem, seen, direction, 5.0, [1.0, 1.0])
-        values.append(misfits(problem, seen, arrived, torch.ones(1, 4).double(), 0.5))
-    torch.testing.assert_close(values[0], values[1])
+    problem = pose(layers, (12,), rank=9, inner_rank=3, records=9, dtype=torch.float64)
+    seen = forward(problem, s)
+    arrived = signals(problem, seen, torch.ones(4, 3, dtype=torch.float64), 5.0, [1.0, 1.0])
+    found = misfits(problem, sums(problem, seen, arrived, torch.ones(1, 4).double()), 0.5)[0]
+    left = torch.linalg.svd(layers[1].weight)[0][:, :3]
+    residual = left.T @ (layers[1].weight - arrived[1].T @ seen.inputs[1])
+    wanted = residual.square().sum() / layers[1].weight.square().sum()
+    torch.testing.assert_close(found[1], wanted)
+
+
+def test_blocks_of_candidates_have_the_gradient_of_all():
+    layers = read_network(dense())
+    problem = pose(layers, (3, 4), rank=9, inner_rank=None, records=3, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    u, raw = torch.randn(2, 7, 9, generator=generator).double(), torch.randn(2, 7).double()
+    problem = replace(problem, low=-0.2 * torch.ones(12), high=0.2 * torch.ones(12))
+    at = Objective(
+        problem=problem,
+        duals=Duals(objective="soft", labels=balanced_labels(7, 3), outputs=3),
+        weights=Weights(
+            sharpness=5.0, whiten=0.5, columns=2.0, rows=3.0, box=1.0, sizes=0.5, variation=0.1
+        ),
+        spreads=[1.0, 1.0],
+    )
+    assert problem.rows
+    for whole, blocks in zip(
+        at.gradient(u, raw, rows=14), at.gradient(u, raw, rows=4), strict=True
+    ):
+        assert whole.abs().max() > 0
+        torch.testing.assert_close(whole, blocks)
+
+
+def test_a_row_space_stands_above_the_noise_or_says_nothing():
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(10, 60, generator=generator, dtype=torch.float64)
+    noise = 1e-3 * torch.randn(60, 60, generator=generator, dtype=torch.float64)
+    for signal, held in (
+        (torch.randn(60, 10, generator=generator).double(), True),
+        (torch.randn(60, 1, generator=generator).double().expand(60, 10), False),
+    ):
+        _, values, right = torch.linalg.svd(signal @ h + noise)
+        rows = row_space(values, right, records=10)
+        assert (rows is not None) == held
+        if rows is not None:
+            unit, other = torch.nn.functional.normalize(h), torch.randn(9, 60, generator=generator)
+            assert (unit @ rows.T).square().sum(1).min() > 0.99
+            other = torch.nn.functional.normalize(other.double())
+            assert (other @ rows.T).square().sum(1).max() < 0.6
+
+
+def test_expected_sizes_are_those_of_a_smooth_covariance_and_of_public_records():
+    basis = torch.linalg.qr(torch.randn(60, 5).double())[0]
+    at = torch.cartesian_prod(torch.arange(4.0), torch.arange(5.0)).double()
+    near = torch.exp(-torch.cdist(at, at) / (TOLERANCES.smooth_length * 20**0.5))
+    alike = TOLERANCES.alike_channels
+    channels = torch.full((3, 3), alike).double() + (1 - alike) * torch.eye(3)
+    square = (basis * (torch.kron(channels, near) @ basis)).sum(0)
+    found = expected_sizes(basis, (3, 4, 5))
+    torch.testing.assert_close(found, (square / square.mean()).sqrt())
+    assert torch.equal(expected_sizes(basis, (60,)), torch.ones(5).double())
+    public = basis[:, :1].T * torch.tensor([[2.0], [-2.0]])
+    assert expected_sizes(basis, (60,), public).argmax() == 0
 
 
 def stationary():
@@ -119,7 +173,7 @@ def test_a_stationary_network_is_balanced_and_explained_by_its_records():
     assert state.imbalance < 1e-3
     assert state.bias_decayed
     assert balance(read_network(dense())).imbalance > 0.1
-    problem = pose(layers, (12,), rank=4, inner_rank=None, dtype=torch.float64)
+    problem = pose(layers, (12,), rank=4, inner_rank=None, records=9, dtype=torch.float64)
     s = (x @ problem.basis)[None]
     seen = forward(problem, s)
     p = torch.softmax(seen.outputs[-1], 1)
@@ -127,15 +181,16 @@ def test_a_stationary_network_is_balanced_and_explained_by_its_records():
     duals = Duals(objective="soft", labels=y, outputs=2)
     direction = duals.directions(dual, seen.outputs[-1])
     arrived = signals(problem, seen, direction, 1e9, [1.0, 1.0])
-    right = misfits(problem, seen, arrived, dual, 0.0)[0]
-    wrong = misfits(problem, seen, arrived, dual * 1.5, 0.0)[0]
+    right, wrong = (
+        misfits(problem, sums(problem, seen, arrived, some), 0.0)[0] for some in (dual, 1.5 * dual)
+    )
     assert right[2] < 1e-4 < 0.1 < wrong[2]
     # Further down some neurons rest at zero on some records, where any slope from 0 to 1 is ReLU's.
     assert right[1] < 0.2
     assert right[0] < 0.4
-    assert range_misfit(problem, arrived, dual).max() < 1e-3
+    assert outside_columns(problem, arrived, dual).max() < 1e-3
     others = [torch.randn_like(arrived[0]), *arrived[1:]]
-    assert range_misfit(problem, others, dual).min() > 0.1
+    assert outside_columns(problem, others, dual).min() > 0.1
 
 
 def test_the_balance_tells_whether_biases_were_decayed():
@@ -199,11 +254,3 @@ def test_the_largest_scale_that_fits_the_box():
         largest = rows * largest_in_box(rows, low, high, TOLERANCES)[:, None]
         assert torch.equal(scaled_to_box(rows, low, high, told=told), largest)
     assert torch.equal(scaled_to_box(inputs, low, high, told=True), inputs)
-
-
-def test_the_product_of_gram_matrices():
-    generator = torch.Generator().manual_seed(0)
-    d = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
-    h = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
-    slow = torch.einsum("kmo,kmi->koi", d, h).square().sum((1, 2))
-    torch.testing.assert_close(gram_product(d, h), slow)

@@ -21,11 +21,11 @@ from remnant.attacks.about import (
     graph_cost,
     setting,
 )
+from remnant.attacks.folded import without_norms
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
-    NormedPair,
-    fold,
     in_training,
+    norm_names,
     normed_pair,
     recover_through_norm,
 )
@@ -127,7 +127,8 @@ class Gradient:
         if not any(bool(g.any()) for g in target.knowledge.gradient.values()):
             return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
         evidence = one_gradient(target)
-        lacking = [name for name in evidence.start if name not in evidence.vector]
+        norms = norm_names(target.model)  # frozen ones have no gradient, and need none
+        lacking = [n for n in evidence.start if n not in evidence.vector and n not in norms]
         if lacking and self.preset == "exact":
             do = "give the rest, or --preset paper --source head"
             return nothing(target, Status.NOT_APPLICABLE, f"no gradient of {lacking[0]}; {do}")
@@ -165,8 +166,15 @@ class Gradient:
 
     def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         normed = normed_pair(target.model)
-        if normed is not None:
-            return self.through_norm(target, evidence, normed, generator)
+        if normed is not None and in_training(target, normed):
+            return recover_through_norm(target, normed, generator)
+        plain = without_norms(target, evidence)
+        if isinstance(plain, str):
+            return nothing(target, Status.INCONCLUSIVE, plain)
+        if plain is not None:
+            found = self.exact(*plain, generator)
+            otherwise = f"{found.reason}; if it was taken otherwise, {STATISTICS}"
+            return found if found.stated.certified else replace(found, reason=otherwise)
         pair = first_pair(target.model, after_convolutions=True)
         if isinstance(pair, str):
             return nothing(target, Status.NOT_APPLICABLE, pair)
@@ -176,24 +184,6 @@ class Gradient:
         first = pair.first.affine(evidence.start), pair.first.affine(evidence.vector)
         recovery = self.dense(target, evidence, pair, first, generator)
         return conclude(target, evidence, pair, recovery, generator)
-
-    def through_norm(
-        self, target: Target, evidence: Evidence, normed: NormedPair, generator: torch.Generator
-    ) -> Candidates:
-        """Batch norm after the first dense layer, in training or in evaluation mode."""
-        if in_training(target, normed):
-            return recover_through_norm(target, normed, generator)
-        folded = fold(evidence, normed)
-        if isinstance(folded, str):
-            return nothing(target, Status.INCONCLUSIVE, folded)
-        pair = Pair(
-            first=normed.first, activation=normed.activation, next=normed.next, last=normed.last
-        )
-        recovery = self.dense(target, evidence, pair, folded, generator)
-        found = conclude(target, evidence, pair, recovery, generator)
-        if found.stated.certified:
-            return found
-        return replace(found, reason=f"{found.reason}; if it was taken otherwise, {STATISTICS}")
 
     def dense(
         self,

@@ -1,8 +1,8 @@
 """The part of attack `gradient` that knows batch norm behind the first dense layer.
 
-In evaluation mode batch norm is an affine map of its own: folded into the layer before it, the
-network is one without. In training mode it mixes the batch, and `solvers.batch_norm` takes the
-batch apart again, given the running statistics that the step left behind.
+In evaluation mode batch norm is a part of the layer before it (`attacks.folded`). In training mode
+it mixes the batch, and `solvers.batch_norm` takes the batch apart again, given the running
+statistics that the step left behind.
 """
 
 from __future__ import annotations
@@ -68,6 +68,13 @@ def normed_pair(model: nn.Module) -> NormedPair | None:
 
 def _dense(prefix: str, layer: nn.Linear) -> Dense:
     return Dense(weight=f"{prefix}weight", bias=None if layer.bias is None else f"{prefix}bias")
+
+
+def norm_names(model: nn.Module) -> set[str]:
+    """The names of batch norm's parameters."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]
+    return {f"{name}.{leaf}" for name, m in modules for leaf, _ in m.named_parameters()}
 
 
 def in_training(target: Target, pair: NormedPair) -> bool:
@@ -145,30 +152,6 @@ def _batch_statistics(
         return None
     mean, variance = (b.detach() - (1 - share) * a.detach() for a, b in zip(old, new, strict=True))
     return mean / share, variance / share
-
-
-def fold(evidence: Evidence, pair: NormedPair) -> tuple[Tensor, Tensor] | str:
-    """The first layer with batch norm in evaluation mode made part of it, and its gradient, both
-    w x (d+1) with the bias last; or why that is not known."""
-    module, start, vector = pair.module, evidence.start, evidence.vector
-    if module.running_mean is None or module.running_var is None:
-        return STATISTICS
-    width = len(start[pair.first.weight])
-    scale = _own(start, f"{pair.norm}weight", 1.0, width)
-    factor = scale / module.running_var.detach().double().add(module.eps).sqrt()
-    bias = _own(start, pair.first.bias or "", 0.0, width)
-    shift = factor * (bias - module.running_mean.detach().double())
-    shift = shift + _own(start, f"{pair.norm}bias", 0.0, width)
-    inverse = torch.where(factor == 0, 0.0, 1 / factor)  # a silent neuron has no gradient to undo
-    shifted = vector.get(f"{pair.norm}bias")
-    if shifted is None:
-        if pair.first.bias is None:
-            return "neither the first layer nor its batch norm has a bias that is trained"
-        shifted = inverse * vector[pair.first.bias]
-    return (
-        torch.cat([factor[:, None] * start[pair.first.weight], shift[:, None]], dim=1),
-        torch.cat([inverse[:, None] * vector[pair.first.weight], shifted[:, None]], dim=1),
-    )
 
 
 def _conclude(target: Target, evidence: Evidence, found: NormedRecovery) -> Candidates:

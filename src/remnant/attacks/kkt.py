@@ -15,13 +15,13 @@ from remnant.attacks.outcome import model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
-from remnant.solvers.consensus import Clusters, came_back, cluster, enough
+from remnant.solvers.consensus import came_back, cluster, enough
 from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, balanced_labels
 from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
 from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES, Descended, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.scale import scaled_to_box
-from remnant.solvers.kkt.search import Found, Search, agreed
+from remnant.solvers.kkt.search import Found, Pooled, Search, agreed
 from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.training import DecayTime, train
@@ -148,12 +148,14 @@ class KKT:
         problem = pose(
             layers,
             target.input_shape,
+            records=counted,
             rank=rank,
             inner_rank=self.inner_rank,
             bias_decayed=state.bias_decayed,
             box=model_box(target),
+            public=public_inputs(target),
         )
-        how = self.search(duals, layers)
+        how = self.search(duals, layers, counted)
         found = agreed(problem, duals, how, starts=self.starts, generator=generator)
         if found is None:
             reason = (
@@ -162,20 +164,26 @@ class KKT:
             return nothing(target, Status.INCONCLUSIVE, reason)
         return conclude(target, layers, spectrum, state, duals, *found)
 
-    def search(self, duals: Duals, layers: tuple[Layer, ...]) -> Search:
-        """Weights that did well on other draws than those reported (docs/research/kkt.md)."""
-        weight, whiten, conv = 1.0, 0.5, layers[0].conv
-        if duals.objective == "free":
-            weight, whiten = 3.0, 0.0
-        elif duals.outputs == 1:
-            weight = 10.0
-        return Search(
-            steps=self.steps or 1000,
-            lr=0.05 if conv else 0.1,
-            sharpness=(5.0 if conv else 1.0, 50.0),
-            range_weight=weight if self.range_weight is None else self.range_weight,
+    def search(self, duals: Duals, layers: tuple[Layer, ...], records: int) -> Search:
+        """Weights by the kind of duals and by how records crowd the first dense layer: the more
+        there are to a neuron, the less the misfit of all together says (docs/research/kkt.md)."""
+        plain = Search()
+        free, conv = duals.objective == "free", layers[0].conv
+        least = 3.0 if free else 10.0 if duals.outputs == 1 else 1.0
+        crowd = records / len(next(layer for layer in layers if not layer.conv).weight)
+        whiten = 0.0 if free else plain.whiten
+        return replace(
+            plain,
+            steps=self.steps or plain.steps,
+            lr=0.05 if conv else plain.lr,
+            sharpness=(5.0, 50.0) if conv else plain.sharpness,
+            columns=max(least, plain.columns * crowd**2)
+            if self.range_weight is None
+            else self.range_weight,
+            rows=(plain.rows[0] * crowd, plain.rows[1] * crowd),
+            sizes=plain.sizes * crowd,
             whiten=whiten if self.whiten is None else self.whiten,
-            tv_weight=self.tv_weight,
+            variation=self.tv_weight,
         )
 
     def paper(
@@ -260,6 +268,12 @@ def duals_for(target: Target, outputs: int, m: int, objective: Objective | None)
     )
 
 
+def public_inputs(target: Target) -> Tensor | None:
+    """p x d in the model's scale, where the adversary holds other records."""
+    held = target.knowledge.public
+    return None if held is None else target.scaling.to_model(held.double()).flatten(1)
+
+
 def conclude(
     target: Target,
     layers: tuple[Layer, ...],
@@ -267,22 +281,22 @@ def conclude(
     state: Balance,
     duals: Duals,
     found: Found,
-    groups: Clusters,
+    pooled: Pooled,
 ) -> Candidates:
-    """Cluster centres in the data's own scale, those that most starts agree on first."""
-    k, m = len(found.inputs), len(duals.labels)
-    centres = in_the_box(target, layers, duals, groups.centres[:m])
+    """What starts return between them in the data's own scale, what most agree on first."""
+    k = len(found.inputs)
+    centres = in_the_box(target, layers, duals, pooled.inputs)
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
-    alike = groups.starts[:m] >= enough(k)
-    distinct = len(cluster(groups.centres[:m][alike][None])) if alike.any() else 0
+    alike = pooled.starts >= enough(k)
+    distinct = len(cluster(pooled.inputs[alike][None])) if alike.any() else 0
     labels, wrong = None, None
     if duals.objective != "free":
-        labels = duals.labels[groups.seed[:m] % m]
-        wrong = int((misclassified(found, groups, labels) & alike).sum())
+        labels = pooled.labels
+        wrong = int(((predicted(pooled.outputs) != labels) & alike).sum())
     status, reason = outcome(duals.objective, k, distinct, state.imbalance, wrong or 0)
     return Candidates(
         inputs=data.float(),
-        confidence=groups.agreement[:m].float(),
+        confidence=pooled.agreement.float(),
         labels=labels,
         status=status,
         reason=reason,
@@ -294,8 +308,7 @@ def conclude(
             "starts": k,
             "agreed": distinct,
             "misclassified": wrong,
-            "found_by": groups.starts[:m].tolist(),
-            "clusters": len(groups),
+            "found_by": pooled.starts.tolist(),
             "imbalance": state.imbalance,
             "bias_decayed": state.bias_decayed if any(x.bias is not None for x in layers) else None,
             "misfit": found.misfit.mean(0).tolist(),
@@ -313,12 +326,6 @@ def in_the_box(target: Target, layers: tuple[Layer, ...], duals: Duals, centres:
         told = duals.objective == "soft" and duals.outputs > 2
         centres = scaled_to_box(centres, *box, told=told)
     return centres.clamp(*(end.flatten() for end in box))
-
-
-def misclassified(found: Found, groups: Clusters, labels: Tensor) -> Tensor:
-    """Of the first clusters, those that the model gives another label than they were sought by."""
-    outputs = found.outputs.flatten(0, 1)[groups.seed[: len(labels)]]
-    return predicted(outputs) != labels
 
 
 def outcome(

@@ -20,6 +20,7 @@ from remnant.attacks.about import (
     graph_cost,
     setting,
 )
+from remnant.attacks.folded import folded_model, without_norms
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.outcome import (
     in_data_scale,
@@ -30,6 +31,7 @@ from remnant.attacks.outcome import (
 )
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
+from remnant.models.folding import statistics_moved
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
@@ -43,6 +45,10 @@ from remnant.types import Candidates, Evidence, Examples, Knowledge, Stated, Sta
 
 Preset = Literal["auto", "exact", "paper", "projected"]
 PRESETS: tuple[Preset, ...] = ("auto", "exact", "paper", "projected")
+IN_TRAINING = (
+    "batch norm was in training mode: its running statistics moved, and every record's part of the "
+    "change depends on its batch; frozen batch norm, or one gradient with its statistics, is solved"
+)
 FOUND = (Status.COMPLETE, Status.PARTIAL)
 ABOUT = About(
     summary="records from final and initial weights",
@@ -111,7 +117,14 @@ class NTK:
         if target.knowledge.initial is None:
             reason = "the initial weights are unknown; give --initial"
             return nothing(target, Status.NOT_APPLICABLE, reason)
+        if statistics_moved(target.model, target.knowledge.initial):
+            return nothing(target, Status.NOT_APPLICABLE, IN_TRAINING)
         evidence = weight_difference(target)
+        plain = without_norms(target, evidence)
+        if isinstance(plain, str):
+            return nothing(target, Status.NOT_APPLICABLE, plain)
+        if plain is not None:
+            target, evidence = plain
         moved = any(bool(change.any()) for change in evidence.vector.values())
         if self.preset in ("auto", "exact"):
             found = self.exact(target, evidence, generator)
@@ -129,7 +142,9 @@ class NTK:
             return LINEAR
         if scene.target.knowledge.initial is None:
             return "the weights before training were not given"
-        pair = first_pair(scene.target.model, after_convolutions=True)
+        if statistics_moved(scene.target.model, scene.target.knowledge.initial):
+            return IN_TRAINING
+        pair = first_pair(folded_model(scene.target.model), after_convolutions=True)
         return pair if isinstance(pair, str) else None
 
     def cost(self, scene: Scene) -> Cost:

@@ -11,14 +11,16 @@ from remnant.progress import Step, listening, task
 
 
 class OutOfTimeError(Exception):
-    """Not an error of the user's: what was begun is not finished, and nothing is broken."""
+    """The time given to a computation ran out: it is not finished, and nothing is broken. No
+    RemnantError, since it is no error of the user's."""
 
 
 @contextmanager
 def at_most(seconds: float | None) -> Iterator[None]:
-    """End what runs inside, once it has had so many CPU seconds, at its next step.
+    """Stop what runs inside the block, at the next step that it reports, once it has used so many
+    CPU seconds.
 
-    Whoever listened to progress before still hears of it.
+    Progress is still shown by whoever showed it before.
     """
     if seconds is None:
         yield

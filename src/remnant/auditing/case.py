@@ -78,7 +78,8 @@ class Case:
             raise InputError(expected("audit: holdout or public", "other records", got, do))
 
     def _check_features(self, name: str, examples: Examples) -> None:
-        """Columns of two tables mean the same only under the same names, in the same order."""
+        """Refuse tables whose columns are named or ordered otherwise than those of the training
+        data."""
         own, theirs = self.truth.features, examples.features
         if own and theirs and own != theirs:
             k = next(i for i, pair in enumerate(zip(own, theirs, strict=True)) if len({*pair}) > 1)
@@ -121,7 +122,8 @@ class Case:
 
     @property
     def strangers(self) -> Examples:
-        """As many records as were trained on, or all that there are, none of them trained on."""
+        """Records that were never trained on: as many as there are training records, or all there
+        are."""
         both = self.others
         n = min(len(self.truth), len(both))
         seeded = torch.Generator().manual_seed(0)
@@ -171,14 +173,16 @@ def check_labels_of(
 
 
 def halves(examples: Examples) -> tuple[Examples, Examples]:
-    """Shuffled first, since files are often sorted by class."""
+    """The first and the second half of the records, shuffled first, since files are often sorted by
+    class."""
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     middle = len(examples) // 2
     return examples.take(order[:middle]), examples.take(order[middle:])
 
 
 def _prints(examples: Examples) -> list[bytes]:
-    """Each record in bytes; of images to half a grey level, so that near copies are equal."""
+    """Each record as bytes, to find those that two sets share; images to half a grey level, so that
+    near copies are equal too."""
     rows = examples.inputs.flatten(1).double()
     if examples.bounds is not None:
         low, high = examples.bounds

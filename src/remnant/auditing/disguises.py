@@ -34,7 +34,7 @@ def as_images(examples: Examples) -> Tensor | None:
 
 
 def disguises(examples: Examples) -> Iterator[tuple[str, Tensor]]:
-    """(in words, records n x shape as training may have seen them)."""
+    """The records as training may have seen them: pairs of a description and inputs n x shape."""
     shape = examples.inputs.shape
     images = as_images(examples)
     if images is not None:
@@ -51,7 +51,7 @@ def disguises(examples: Examples) -> Iterator[tuple[str, Tensor]]:
 
 
 def reordered(records: Tensor, candidates: Tensor, within: float) -> int:
-    """How many records have the very numbers of a candidate in another order (rows k x d)."""
+    """How many records (rows k x d) hold exactly the numbers of some candidate in another order."""
     if not len(candidates):
         return 0
     a, b = (rows.double().sort(1).values for rows in (records, candidates))
@@ -89,7 +89,7 @@ def _asked(case: Case, held: Held, records: Examples, how: Scaling) -> float:
 
 
 def _preparations(case: Case) -> Iterator[tuple[str, Examples, Scaling]]:
-    """(in words, the records, their scaling)."""
+    """Other ways in which the records may have been prepared: a description, records, scaling."""
     truth, given = case.truth, case.target.scaling
     for words, inputs in disguises(truth):
         yield words, replace(truth, inputs=inputs), given

@@ -32,8 +32,12 @@ Form = Literal["sum", "span"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """What is known of the layer. span: its rows lie in the span of the inputs, but for what weight
-    decay took of `start`. sum: it adds up the gradients of records, with signs known."""
+    """One thing that the adversary knows of the first dense layer, and what follows from it.
+
+    form `span`: each row of `matrix` is a combination of the training inputs, apart from a multiple
+    of `start` that weight decay took off. form `sum`: `matrix` is a sum of the records' gradients
+    with weights of one sign.
+    """
 
     form: Form
     matrix: Tensor  # w x d
@@ -41,11 +45,11 @@ class Held:
 
 
 def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None:
-    """How much of the first dense layer the declared records explain, beside the strangers most
-    like them; None where the model has no such layer, or nothing tells the two apart.
+    """How much of the first dense layer the declared records explain, compared with as many
+    strangers that resemble them most.
 
-    The initial weights tell most. They may be used even if the adversary lacks them: it is the
-    owner who asks.
+    None where the model has no such layer, or where strangers explain it as well. The initial
+    weights tell most and are used even if the adversary lacks them: it is the owner who asks.
     """
     if not len(strangers.inputs) or not dense_layers(case.target.model):
         return None
@@ -74,7 +78,7 @@ def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None
 
 
 def known_of_layer(case: Case, attack: str) -> list[Held]:
-    """What tells of the first dense layer's records, the surest first."""
+    """All that is known of the first dense layer (see `Held`), the most telling first."""
     layers, known = dense_layers(case.target.model), case.target.knowledge
     if not layers or isinstance(case.target.model, LinearModel):
         return []
@@ -129,10 +133,11 @@ def _of_sum(held: Held, inputs: Tensor, signals: Tensor) -> float:
 
 
 def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, Tensor] | None:
-    """The layer's inputs (n x d) and how a fall of each record's loss acts on it (n x w).
+    """The layer's inputs for these records (n x d), and for each record the direction of its loss's
+    negative gradient at the layer's outputs (n x w, length one).
 
-    Each row of the signals has length one: only their sums with positive weights are asked for.
-    None where the layer is not called once a record.
+    Only the directions matter, since records enter a sum with unknown positive weights. None where
+    the layer is not called exactly once a record.
     """
     model, seen = case.target.model, list[Tensor]()
 
@@ -158,7 +163,8 @@ def _factors(case: Case, layer: nn.Linear, records: Examples) -> tuple[Tensor, T
 
 
 def _separable(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
-    """A sum over records whose gradients point as the loss's do, without their underflow."""
+    """A sum over records that has gradients in the direction of the loss's, but does not underflow
+    where a record is fitted well."""
     if loss == "ce":
         own = outputs.gather(1, labels[:, None].long())[:, 0]
         others = outputs.scatter(1, labels[:, None].long(), -torch.inf)
@@ -169,7 +175,8 @@ def _separable(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _most_alike(case: Case, strangers: Strangers) -> list[int]:
-    """The nearest stranger of each record that is not another's, of its class if there is one."""
+    """For each record in turn the nearest stranger that is not taken yet, of its own class where
+    one is left."""
     distance = rms_distance(strangers.rows_of(case.truth), strangers.inputs)
     labels = strangers.examples.labels
     if not labels.is_floating_point() and not case.truth.labels.is_floating_point():

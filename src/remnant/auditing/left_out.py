@@ -29,7 +29,7 @@ def chosen_rows(case: Case, targets: Targets, most: int, seed: int) -> list[int]
 
 
 def rows_left_out(case: Case, leave: LeaveOne, targets: Targets, seed: int) -> list[int]:
-    """Rows of the records that the adversary is denied in turn."""
+    """Rows of the records that are left out, one after the other."""
     if not leave.last_alone(case.target):
         return chosen_rows(case, targets, leave.most, seed)
     last = len(case.truth) - 1
@@ -41,7 +41,7 @@ def rows_left_out(case: Case, leave: LeaveOne, targets: Targets, seed: int) -> l
 
 
 def targets_without(case: Case, leave: LeaveOne, rows: Sequence[int]) -> Iterator[Target]:
-    """What the adversary holds who knows every record but the one in each of these rows."""
+    """For each row a target as seen by an adversary who knows every record but that one."""
     truth = case.truth
     for turn, row in enumerate(rows):
         known = truth.take([i for i in range(len(truth)) if i != row])

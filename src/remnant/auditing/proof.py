@@ -55,7 +55,7 @@ def undisguised(case: Case, found: Candidates, strangers: Strangers) -> tuple[Ex
 
 
 def in_disguise(strangers: Strangers, disguise: str) -> Strangers:
-    """The strangers as the records were seen: chance has the same disguise."""
+    """The strangers in the same disguise as the records, so that chance is measured alike."""
     if not disguise:
         return strangers
     inputs = dict(disguises(strangers.examples))[disguise]
@@ -127,7 +127,8 @@ def prove(
 
 
 def _ranks(case: Case, found: Candidates, finding: Finding, strangers: Strangers) -> Ranks | None:
-    """Whoever knows the other records has them in every candidate: no stranger compares."""
+    """Compare candidates with records and strangers. None for an adversary who knows the other
+    records: they are in every candidate, so that no stranger is comparable."""
     if found.stated.targets is not None or not len(found):
         return None
     finite = torch.isfinite(found.inputs.flatten(1)).all(1)
@@ -154,7 +155,8 @@ def _row(i: int, claims: Claims, ranks: Ranks | None, error: Tensor) -> dict[str
 def _by_its_claim(
     case: Case, found: Candidates, row: Mapping[str, Any], j: int, threshold: float | None
 ) -> Mapping[str, Any]:
-    """Scores by the candidate that the record is claimed by: identical records share theirs."""
+    """The record's scores taken with the candidate that claims it, which identical records share,
+    in place of the one that it was matched with."""
     if j < 0 or j == row["candidate"]:
         return row
     unit = unit_of(case.truth, case.public)
@@ -170,7 +172,8 @@ def _by_its_claim(
 
 
 def _reordered(case: Case, found: Candidates, claims: Claims, strangers: Strangers) -> int:
-    """Records whose numbers came back in another order, among what is claimed for none."""
+    """How many records came back with their numbers in another order; looked for only where nothing
+    was claimed."""
     if not claims.foreign.any() or claims.count:
         return 0
     rows = strangers.rows_of(found.inputs[claims.foreign].reshape(-1, *case.truth.shape))

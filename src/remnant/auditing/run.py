@@ -126,7 +126,8 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
 
 
 def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> list[str]:
-    """What is to be known of the data; where records came back it needs no other explanation."""
+    """Sentences about the data for the top of the page; for attacks that proved nothing also how
+    the records may have to be prepared."""
     said = [*strangers.notes, *case.assumed]
     for row in attacks:
         if row.verdict == Verdict.INCONCLUSIVE and row.finding is not None:
@@ -260,7 +261,7 @@ def play(
 def _each(
     case: Case, name: str, attack: Attack, rows: Sequence[int], plan: Plan, run: Run, on: str
 ) -> list[Candidates]:
-    """What the attack makes of each target that lacks one record, kept as it is found."""
+    """What the attack finds for each record left out, kept in the run as soon as it is found."""
     found = []
     leave = attack.about.leave_one
     assert leave is not None
@@ -346,7 +347,8 @@ def _written(
 
 
 def _control(case: Case, name: str, attack: Attack, plan: Plan, run: Run, among: int) -> Control:
-    """The attack on a twin that must leak, scored alike: the strangers are now the truth."""
+    """Play the attack on a twin that must leak, and score it in the same way: there the strangers
+    are the training records."""
     file = f"control-{name}.json"
     if (run.path / file).exists():
         return Control(**read_json(run, file))

@@ -66,7 +66,7 @@ def _kept(examples: Examples, far: Tensor) -> Examples:
 
 
 def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
-    """s, bool: lies far nearer to a record than strangers lie to each other."""
+    """s, bool: whether a stranger is far nearer to some record than strangers are to each other."""
     if len(strangers) < 2 or repeats(strangers):
         return torch.zeros(len(strangers), dtype=torch.bool)
     among = rms_distance(strangers, strangers)
@@ -76,14 +76,16 @@ def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
 
 
 def near_texts(strangers: Examples, records: Examples, *, alike: float = 0.8) -> Tensor:
-    """s, bool: shares `alike` of its tokens, at their places, with a record."""
+    """s, bool: whether a stranger has a share `alike` of its tokens in common with a record, each
+    at its place."""
     rows, texts = token_rows(strangers.inputs), token_rows(records.inputs)
     near = [max(share_right(text, row) for text in texts) >= alike for row in rows]
     return torch.tensor(near, dtype=torch.bool)
 
 
 def differ_in_kind(truth: Examples, records: Tensor, others: Examples, strangers: Tensor) -> bool:
-    """Whether half of the strangers, taken for candidates, tell records from the other half."""
+    """Whether records and strangers can be told apart without any model: half of the strangers are
+    taken for candidates, and the other half compared with the records."""
     if len(strangers) < RULES.fewest_strangers:
         return False
     generator = generator_for(0, "kinds")

@@ -21,13 +21,13 @@ from remnant.types import Finding, Status
 
 
 def certain(finding: Finding, attacks: int = 1) -> bool:
-    """Records themselves came back, more often than strangers coincide with candidates."""
+    """Whether records themselves came back, more often than strangers coincide with candidates."""
     proof = Proof.read(finding)
     return bool(proof.claimed) and proof.chance < RULES.chance_of_error / attacks
 
 
 def likely(finding: Finding, attacks: int = 1) -> bool:
-    """Likenesses came back that chance does not explain, of records that were trained on."""
+    """Whether likenesses of records that were trained on came back, beyond chance."""
     proof = Proof.read(finding)
     fair = not proof.differ and not proof.foreign and proof.strangers >= RULES.fewest_strangers
     return bool(

@@ -64,7 +64,8 @@ def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | Non
 
 
 def _claims(case: Case, strangers: Strangers, rows: Tensor, centred: bool) -> tuple[Claims, Tensor]:
-    """Rows compared with records as they are, each less its mean; or in the model's scale."""
+    """The claims of rows of the weights for records, and how alike they are. centred: both sides as
+    they are, less their means; otherwise records are in the model's scale."""
     sides = []
     for part in (case.truth, strangers.examples):
         flat = part.inputs.double().flatten(1) if centred else strangers.rows_of(part)
@@ -87,7 +88,7 @@ def _unit(rows: Tensor, centred: bool) -> Tensor:
 
 
 def _rows(case: Case, d: int) -> Iterator[Tensor]:
-    """k x d each: whatever in the weights, or in what training changed, has d numbers in a row."""
+    """Everything in the weights, or in their change, that has d numbers in a row: k x d each."""
     model, initial = case.target.model, case.target.knowledge.initial or {}
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, value in held.items():

@@ -147,7 +147,8 @@ def prepared(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def check_seed(arguments: argparse.Namespace) -> None:
-    """An audit's and a sweep's may be in their files, which are checked as they are read."""
+    """Refuse a seed out of range; that of an audit or a sweep may stand in its file, which is
+    checked as it is read."""
     seed = getattr(arguments, "seed", None)
     if seed is not None and not 0 <= seed < 2**31:
         raise InputError(expected("--seed", "0 to 2**31 - 1", seed))

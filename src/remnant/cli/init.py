@@ -144,7 +144,7 @@ def spec_text(arguments: argparse.Namespace) -> str:
 
 
 def placed(value: Any) -> Any:
-    """A file is told from the root on; a name of data stays."""
+    """The absolute path of a file that exists; names of data, and all else, as they are."""
     if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
         return str(Path(value).resolve())
     return value

@@ -65,7 +65,8 @@ def make_examples(
 
 
 def _values(inputs: Array) -> torch.Tensor:
-    """In memory of torch's own: sums come out in the same order, to the last bit, each time."""
+    """The inputs as floats in memory that torch allocated: aligned alike each time, so that sums
+    round alike."""
     precision = torch.float64 if _precision(inputs) is np.float64 else torch.float32
     values = torch.empty(inputs.shape, dtype=precision)
     with np.errstate(over="ignore"):  # what float32 cannot hold is refused
@@ -77,7 +78,8 @@ def _values(inputs: Array) -> torch.Tensor:
 
 
 def check_id(given: str, name: str, *, longest: int = 512) -> None:
-    """Ids end up in files, pages and scripts, and may be taken for paths there."""
+    """Refuse record ids that are empty, long, unprintable or paths that lead upward: they end up in
+    files, pages and scripts."""
     path = given.replace("\\", "/")
     upward = path.startswith("/") or ".." in path.split("/")
     if not given or len(given) > longest or not given.isprintable() or upward:

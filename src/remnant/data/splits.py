@@ -69,7 +69,7 @@ def split(
 
 
 def _first_of_each(examples: Examples) -> Tensor:
-    """The rows whose input has not come before."""
+    """The rows whose input no earlier row has."""
     flat = examples.inputs.detach().cpu().flatten(1).numpy()
     first: dict[bytes, int] = {}
     for row, values in enumerate(flat):

@@ -136,7 +136,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def _tokens(held: dict[str, Any], field: str, tokenizer: Tokenizer | None, where: str) -> list[int]:
-    """The tokens that stand there, or those of the text."""
+    """The tokens that a line gives, or those of its text."""
     given = held.get("tokens")
     if field not in held and isinstance(given, list):
         if not given or not all(type(token) is int for token in given):

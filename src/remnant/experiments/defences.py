@@ -164,7 +164,8 @@ def more(kind: str, strength: Any) -> int:
 
 
 def counted(scene: Scene, found: Candidates, accuracy: float) -> Row:
-    """Candidates against the records, and the held-out ones in their place."""
+    """How many records correlate with a candidate, and how many do with held-out records scored
+    alike."""
     return {
         "recovered": above(scene.truth, found.inputs, THRESHOLD),
         "records": len(scene.truth),

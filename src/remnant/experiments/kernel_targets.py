@@ -154,7 +154,7 @@ def kernel(scene: Scene, weights: Weights) -> Tensor:
 
 
 def distance(scene: Scene) -> float:
-    """d(K0, Kf), how far training moved the kernel; a linearised model keeps its own."""
+    """d(K0, Kf): how far training moved the kernel; 0 for a linearised model."""
     if scene.training["dynamics"] == "linearised":
         return 0.0
     return kernel_distance(kernel(scene, scene.initial), kernel(scene, scene.target.weights))

@@ -190,7 +190,7 @@ def accuracy_on(target: Target, test: Examples) -> float:
 
 
 def above(truth: Examples, candidates: Tensor, threshold: float) -> int:
-    """Records whose candidate (one to one) correlates above the threshold, both centred."""
+    """How many records correlate above the threshold with a candidate of their own."""
     return int((score(truth, candidates).correlation > threshold).sum())
 
 

@@ -24,7 +24,8 @@ OURS = ("torch", "remnant")
 
 @contextmanager
 def guarded(doing: str) -> Iterator[None]:
-    """Around a call of the user's code: all that it raises is an InputError, but Ctrl-C."""
+    """Run a user's code: whatever it raises becomes an InputError that begins with `doing`. Only
+    Ctrl-C passes."""
     try:
         yield
     except (KeyboardInterrupt, RemnantError):
@@ -36,9 +37,10 @@ def guarded(doing: str) -> Iterator[None]:
 
 
 def blamed(error: BaseException) -> InputError | None:
-    """The error as the user's, with the place in their code that it came out of; None if it is not.
+    """The error as one of the user's code, with the line that it came out of; None if it came from
+    elsewhere.
 
-    For whoever runs a whole command: solvers call a model from everywhere.
+    For whoever runs a whole command, since solvers call a user's model from everywhere.
     """
     where = _where(error)
     return None if where is None else InputError(f"model {where}: it raised {_brief(error)}")
@@ -127,7 +129,7 @@ def _where(error: BaseException) -> str | None:
 
 
 def _is_foreign_method(frame: FrameType) -> bool:
-    """Of a module from neither PyTorch nor here, such as one of an installed library."""
+    """Whether the frame is a method of a module that belongs neither to PyTorch nor to Remnant."""
     mine = frame.f_locals.get("self")
     return isinstance(mine, nn.Module) and type(mine).__module__.split(".")[0] not in OURS
 

@@ -35,7 +35,8 @@ class Spectrum:
 
     @property
     def tells(self) -> bool:
-        """Whether the gap gives the number of records away: an attack may have been told it."""
+        """Whether the gap gives the number of records away; it does not where the attack was told
+        the number."""
         return self.counted is not None and self.gap is not None and self.gap >= self.least_gap
 
 

@@ -123,9 +123,10 @@ def _word(place: Place) -> str:
 
 
 def roles(rows: Sequence[Row], axes: Sequence[str]) -> tuple[str, list[str]]:
-    """The axis that is drawn along, and those that tell lines apart.
+    """Which axis is drawn along, and which tell lines and panels apart.
 
-    Along goes the axis of numbers with most values, but for seeds, whose rows become medians.
+    The axis of numbers with the most values is drawn along. Seeds are no axis: their rows become
+    medians.
     """
     varied = {axis: {str(row[axis]) for row in rows} for axis in axes if axis != "seed"}
     varied = {axis: seen for axis, seen in varied.items() if len(seen) > 1}

@@ -19,8 +19,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Claims:
-    """`candidate`: n, the certified one that each record is claimed by, -1 = none. `foreign`: m,
-    certified and claimed for no record. `chance`: that strangers would be claimed as often."""
+    """candidate: n, which certified candidate claims each record, -1 for none. foreign: m, whether
+    a candidate is certified but claims no record. chance: how likely strangers would be claimed as
+    often as the records are."""
 
     candidate: Tensor
     distance: Tensor  # n, to the nearest certified candidate, in the model's scale
@@ -42,8 +43,11 @@ def claim(
     strangers: Tensor,
     own: bool = False,
 ) -> Claims:
-    """`passed` (m, bool) and `error` (m, NaN = unstated) are the attack's. `own`: candidate i was
-    sought for record i and may be claimed for no other; records past the last have none."""
+    """Which records the certified candidates claim, and how likely that is by chance.
+
+    passed (m, bool) and error (m, NaN = unstated) are what the attack said. own: candidate i was
+    sought for record i and may claim no other; records past the last candidate have none.
+    """
     n, m = len(records), len(candidates)
     reach = _reach(error, strangers)
     distance = rms_distance(records, candidates)
@@ -74,11 +78,11 @@ def claim(
 
 
 def chance_of_meeting(candidates: Tensor, reach: Tensor, strangers: Tensor) -> Tensor:
-    """m: how likely a stranger lies within `reach` of each candidate.
+    """m: how likely a random stranger lies within `reach` of each candidate.
 
-    Strangers that do are counted. Where none does, and values do not repeat, the share falls below
-    that of the nearest stranger with the distance: whole numbers and categories coincide, numbers
-    with many digits do not.
+    The share of strangers that do, where some do. Where none does and records hardly ever coincide,
+    the chance shrinks further with the ratio of `reach` to the distance of the nearest stranger, to
+    the power `ways_of`.
     """
     count = len(strangers)
     if not count:
@@ -95,11 +99,11 @@ def chance_of_meeting(candidates: Tensor, reach: Tensor, strangers: Tensor) -> T
 
 
 def ways_of(rows: Tensor, *, most: int = 4, bits: float = 40.0) -> int:
-    """In how many numbers records hardly ever coincide, at most `most`; 0 = records repeat.
+    """The power with which the chance of a coincidence shrinks with distance: in how many numbers
+    records hardly ever agree, at most `most`; 0 where whole records repeat.
 
-    Chance falls with this power of the distance below that of the nearest stranger: a higher power
-    would trust further. bits: of a record's numbers together, past which whole ones do not coincide
-    either.
+    most: a higher power would claim more than strangers can show. bits: of information in a record,
+    past which even whole numbers do not coincide.
     """
     if repeats(rows):
         return 0
@@ -110,7 +114,8 @@ def ways_of(rows: Tensor, *, most: int = 4, bits: float = 40.0) -> int:
 
 
 def repeats(rows: Tensor, *, share: float = 0.02) -> bool:
-    """Whether a `share` of the records coincide, as in tables of whole numbers and categories."""
+    """Whether at least a `share` of the records are copies of others, as in tables of whole numbers
+    and categories."""
     return len(torch.unique(rows, dim=0)) < (1 - share) * len(rows)
 
 

@@ -52,7 +52,7 @@ def membership_game(guess: Tensor, truth: Tensor, other: Tensor) -> float:
 
 
 def membership_auc(members: Tensor, others: Tensor) -> float:
-    """The area under the curve of "a member's loss is lower": P(member < other), ties half."""
+    """The area under the ROC curve of telling members by a lower loss; ties count half."""
     below = (members[:, None] < others[None]).double().mean()
     ties = (members[:, None] == others[None]).double().mean()
     return float(below + ties / 2)

@@ -42,10 +42,10 @@ def span_noise(train: Tensor, m: int, generator: torch.Generator) -> Tensor:
 
 
 def nearest_public(train: Tensor, public: Tensor, *, block: int = 256) -> tuple[Tensor, Tensor]:
-    """The oracle: for each record the nearest public point, its index and squared L2 distance.
+    """The oracle: for each record the nearest public point, as index and squared L2 distance.
 
-    It chooses with the records in hand, so nobody who guesses from public data can do better. The
-    fast form of the distance finds the point, differences then give the figure.
+    It chooses with the records in hand, so nobody who guesses from public data can do better.
+    Points are found by the fast form of the distance; the figure comes from differences.
     """
     if len(public) == 0:
         raise DataError(expected("nearest public point", "at least one public input", 0))

@@ -16,8 +16,8 @@ from torch.nn.functional import normalize
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranks:
-    """`p`: how likely records would stand so high by chance. `above`: n, nearer to a candidate than
-    any stranger of any class."""
+    """p: how likely records would rank as high as they do by chance; low: as low as they do. above:
+    n, whether a record is nearer to a candidate than any stranger of any class."""
 
     p: float | None  # None: nothing could be compared
     low: float | None  # the same of standing so low
@@ -33,13 +33,12 @@ def compare(
     generator: torch.Generator,
     shuffles: int = 9999,
 ) -> Ranks:
-    """A permutation test of mean ranks within classes; rows are k x d in the model's scale.
+    """A permutation test: do records resemble the candidates more than strangers do, class by
+    class? Rows are k x d in the model's scale.
 
-    shuffles: of the names record and stranger; p is never below 1 / (shuffles + 1).
-
-    Likeness is the cosine about the mean of records and strangers: scale, which some attacks cannot
-    know, says nothing, and neither does what all have in common. The mean of strangers alone would
-    favour the records.
+    shuffles: how often the names record and stranger are dealt anew; p is never below 1 / (shuffles
+    + 1). Likeness is the cosine about the mean of records and strangers together, since some
+    attacks cannot know the scale, and the mean of strangers alone would favour the records.
     """
     if not len(candidates) or not len(strangers):
         return Ranks(
@@ -67,7 +66,8 @@ def best_likeness(rows: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _groups(labels: tuple[Tensor, Tensor] | None, n: int, count: int) -> list[Tensor]:
-    """Rows (records first) that may change names: of one class, if both kinds are in it."""
+    """The sets of rows (records first) within which names may be exchanged: classes that have both
+    records and strangers."""
     if labels is None or any(part.is_floating_point() for part in labels):
         return [torch.arange(n + count)]
     both = torch.cat([part.flatten() for part in labels])
@@ -106,7 +106,7 @@ def _permuted(
 
 
 def _midranks(values: Tensor) -> Tensor:
-    """1 for the least; equal values share their mean rank."""
+    """Ranks from 1 for the smallest; equal values share the mean of theirs."""
     _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
     shared: Tensor = count.cumsum(0).double() - (count - 1) / 2
     return shared[place]

@@ -180,9 +180,10 @@ def beside_nulls(
 
 
 def means_of(public: Examples) -> Tensor:
-    """The mean of public records and of each class: nearer to most records than any other record.
+    """The mean of the public records and of each class of them: nearer to most records than any
+    other record is.
 
-    Whoever begins at a mean and goes nowhere has recovered nothing.
+    A null, since whoever begins at such a mean and stays there has recovered nothing.
     """
     inputs = public.inputs.detach().cpu().double()
     means = [inputs.mean(0)]

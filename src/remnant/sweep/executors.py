@@ -63,9 +63,9 @@ PATIENCE = Patience()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What became of one spec: a value, tensors, or the error in one line.
+    """What became of one spec: a value with tensors, or an error in one line.
 
-    fault: not kept, so that another start tries again.
+    fault: the error was none of the user's; it is not kept, so that another start tries again.
     """
 
     spec: Spec
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -86,7 +86,7 @@ def spreading(cache: str | Path, on: str | None) -> Iterator[None]:
 
 
 def train_part(spec: Mapping[str, Any], fleet: Fleet) -> Any:
-    """One chunk; in a worker."""
+    """Train one chunk of a fleet, in a worker."""
     weights = fleet.train(slice(spec["begin"], spec["end"]), spec["memory"])
     return spec["end"] - spec["begin"], weights
 

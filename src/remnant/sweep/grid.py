@@ -83,7 +83,7 @@ def _filled(values: Mapping[str, Any], point: Row, path: tuple[str, ...]) -> dic
 
 
 def case_key(spec: Mapping[str, Any]) -> str:
-    """The same for specs that only differ in how the case is attacked."""
+    """A hash that is the same for all specs that differ only in how a case is attacked."""
     return spec_hash({key: value for key, value in spec.items() if key not in HOW})
 
 

@@ -55,10 +55,13 @@ STEPS = "steps"  # the field that pruning shortens
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """answer: what all trials agree on, or the best trial's own candidates. runs: of each trial,
-    with other seeds. prune: the share of `steps` after which the worse half of a batch ends.
-    settings: fields of the attack that all trials have. batch: trials drawn before any of them is
-    judged; more workers than that, times runs, have nothing to do."""
+    """What is searched for and how.
+
+    answer: candidates that all trials agree on (pool), or the best trial's (best). runs: of each
+    trial, with other seeds. prune: the share of `steps` after which the worse half of a batch ends.
+    settings: fields of the attack that all trials share. batch: trials that are drawn before any of
+    them is judged, so that at most batch times runs workers are busy.
+    """
 
     attack: str
     space: str | Mapping[str, Any] = "default"
@@ -184,8 +187,8 @@ def search(
 
 
 def with_count(target: Target, how: Search) -> Target:
-    """The target with its number of records, where the attack can read it off and nobody told it:
-    presets that a search varies may not begin without."""
+    """The target with its number of records read off by the attack, where it can and nobody told
+    it: some presets that a search varies need the number."""
     known, counting = target.knowledge, kind_of(how.attack).about.counting
     if counting is None or known.records is not None:
         return target
@@ -282,7 +285,8 @@ def consensus(outcomes: Sequence[Outcome]) -> float:
 
 
 def residual(outcomes: Sequence[Outcome]) -> float | None:
-    """The mean over runs of what the evidence does not have explained."""
+    """How much of the evidence the candidates leave unexplained, as the mean over runs; None where
+    the attack does not say."""
     values = []
     for outcome in outcomes:
         figures = outcome.value["figures"]

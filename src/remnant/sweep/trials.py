@@ -117,7 +117,8 @@ def driver_of(run: Run) -> str:
 
 
 def ours(trial: Any, driver: str, private: bool) -> bool:
-    """private: nobody else uses the storage, so that a trial without an owner is ours as well."""
+    """Whether a trial belongs to this process. private: nobody else uses the storage, so that
+    trials without an owner are ours too."""
     owner = trial.user_attrs.get(DRIVER)
     return bool(owner == driver or (private and owner is None))
 

@@ -23,10 +23,10 @@ Fault = type[RemnantError]
 
 
 class Budget:
-    """Bytes that all that is read from some files may take in memory, counted before they are.
+    """How much memory may be taken for what is read from some files, counted before it is taken.
 
-    At most `limit`; and of what the files themselves hold, at most RATIO times as much, so that
-    gigabytes can only come from files that are large themselves.
+    At most `limit` bytes, and at most RATIO times what the files themselves hold: only large files
+    may become gigabytes.
     """
 
     def __init__(self, limit: int, fault: Fault = DataError, stored: int = 0) -> None:
@@ -57,7 +57,8 @@ def gigabytes(size: int) -> str:
 
 
 def check_file(path: Path, fault: Fault = DataError) -> tuple[int, int]:
-    """The size of an ordinary file, and how much of it is there: holes hold nothing."""
+    """The size of an ordinary file, and how many of its bytes are on the disk (a file of holes has
+    few)."""
     try:
         # Not to block: a pipe put in the file's place would be waited for.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))

@@ -20,7 +20,7 @@ _MARK = object()
 
 
 class Foreign(Exception):
-    """A name that no file of this kind has a need for."""
+    """A name in the pickle that no file of this kind needs."""
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(eq=False)
 class Reference:
-    """Something outside the program, by what it is known there."""
+    """A persistent reference: something that is stored outside the pickle, by its key."""
 
     key: Any
 

@@ -130,9 +130,10 @@ def _card(attack: int, record: Mapping[str, Any], row_of: Mapping[str, int], hel
 
 
 def choices(audit: Audit, shown: Sequence[Card]) -> list[tuple[str, str, str, Pairs]]:
-    """What narrows the cards down: field, title, words for all, values with their words.
+    """The filters above the cards, each as field, title, words for all, and values with their
+    words.
 
-    Labels are in the order of their numbers, and none where they are too many to be classes.
+    Labels are sorted as numbers, and left out where they are too many to be classes.
     """
     labels = {card.label for card in shown if card.label is not None}
     in_order = sorted(labels, key=lambda label: (not label.isdigit(), label.zfill(12), label))

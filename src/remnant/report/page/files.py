@@ -227,7 +227,7 @@ def blur(images: Tensor, kept: int = 5) -> Tensor:
 
 
 def place(directory: str | Path) -> Run:
-    """A directory as the store's functions take it, where no `run.json` has to be there."""
+    """A directory as the store's functions take it, though it need not hold a run."""
     return Run(path=Path(directory), spec={}, spec_hash="", finished=False, record={})
 
 

@@ -7,7 +7,6 @@ free    any loss under weight decay: one free dual for every output
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +39,7 @@ class Duals:
                 return (self.first * signs).expand(starts, m).clone()
             held = F.one_hot(self.labels, self.outputs).to(dtype) - 1 / self.outputs
             return (self.first * held).expand(starts, m, self.outputs).clone()
-        return torch.full((starts, m), math.log(math.expm1(self.first)), dtype=dtype)
+        return _raw(torch.full((starts, m), self.first, dtype=dtype))
 
     def values(self, raw: Tensor) -> Tensor:
         """k x m: how much of its direction each record adds."""
@@ -48,6 +47,14 @@ class Duals:
             lengths: Tensor = raw if self.outputs == 1 else raw.norm(dim=2)
             return lengths
         return self.least + F.softplus(raw)
+
+    def joined(self, raw: Tensor, member: Tensor, count: int, starts: int) -> Tensor:
+        """Raw numbers of `count` candidates, each what its members, n out of all starts, add up to.
+
+        raw: n, or n x c, of members in a mean of so many starts; member: n, whose each is."""
+        amounts = raw if self.objective == "free" else F.softplus(raw)
+        total = amounts.new_zeros(count, *raw.shape[1:]).index_add(0, member, amounts) / starts
+        return total if self.objective == "free" else _raw(total)
 
     def directions(self, raw: Tensor, outputs: Tensor) -> Tensor:
         """km x c, from the outputs at the candidates."""
@@ -64,6 +71,12 @@ class Duals:
         if self.objective == "soft":
             return mine - torch.softmax(others, dim=1)
         return mine - F.one_hot(others.argmax(1), self.outputs).to(outputs)
+
+
+def _raw(amounts: Tensor) -> Tensor:
+    """The numbers whose softplus these are."""
+    amounts = amounts.clamp(min=1e-12)
+    return amounts + torch.log(-torch.expm1(-amounts))
 
 
 def balanced_labels(m: int, outputs: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Descend on the misfit of stationarity from independent random starts, and pool what they find.
 
-One objective (`objective`), one descent (`descend`, by Adam), one way to pool starts (`agreed`):
-what several of them return alike.
+One objective (`objective.py`), one descent (`descend`, by Adam), one way to pool (`agreed`): the
+candidates of all starts, what several return alike and what the weights speak for first, go through
+a last short descent together.
 """
 
 from __future__ import annotations
@@ -15,64 +16,106 @@ from torch import Tensor
 
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
-from remnant.solvers.consensus import Clusters, cluster, most_starts_first
+from remnant.solvers.consensus import Clusters, cluster, unit_rows
 from remnant.solvers.kkt.duals import Duals
-from remnant.solvers.kkt.problem import (
-    Problem,
-    box_misfit,
+from remnant.solvers.kkt.objective import (
+    Objective,
+    Weights,
     forward,
     misfits,
-    range_misfit,
+    outside_columns,
+    outside_rows,
     signals,
-    span_misfit,
-    variation,
+    sums,
 )
+from remnant.solvers.kkt.problem import Problem
 from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The descent's settings; sharpness is of the smoothed ReLU, in units of pre-activations."""
+    """The descent's settings; sharpness is of the smoothed ReLU, in units of pre-activations.
 
-    steps: int = 1000
-    lr: float = 0.1
-    spread: float = 0.3  # deviation of the first coordinates
+    columns, rows and sizes are what they come to with as many records as neurons in a layer.
+    """
+
+    steps: int = 600
+    lr: float = 0.2
+    spread: float = 0.3  # deviation of the first coordinates, in units of their expected sizes
     sharpness: tuple[float, float] = (1.0, 50.0)
-    range_weight: float = 1.0
-    whiten: float = 0.5  # power of the first layer's singular values, reached at the end
-    box_weight: float = 1.0
-    span_weight: float = 0.3
-    tv_weight: float = 0.0
+    columns: float = 100.0
+    rows: tuple[float, float] = (80.0, 160.0)
+    whiten: float = 0.5
+    box: float = 1.0
+    sizes: float = 0.04
+    variation: float = 0.0
+    last_steps: int = 120  # of the descent from what the starts returned
+    last_lr: float = 0.015
     tolerances: Tolerances = TOLERANCES
 
+    def weights(self, share: float) -> Weights:
+        """At that share of the descent: what rises is geometric over the first 70%."""
+        risen = min(1.0, share / 0.7)
+        sharpness, rows = (a * (b / a) ** risen for a, b in (self.sharpness, self.rows))
+        return Weights(
+            sharpness=sharpness,
+            whiten=self.whiten,
+            columns=self.columns,
+            rows=rows,
+            box=self.box,
+            sizes=self.sizes,
+            variation=self.variation,
+        )
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """What the schedules have reached. spreads: of the hidden layers' pre-activations."""
-
-    sharpness: float
-    whiten: float
-    spreads: list[float]
+    def last(self) -> Search:
+        """The same, from where the starts ended."""
+        return replace(
+            self,
+            steps=self.last_steps,
+            lr=self.last_lr,
+            sharpness=(max(25.0, self.sharpness[0]), self.sharpness[1]),
+            rows=(self.rows[1], self.rows[1]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """k starts of m candidates: inputs k x m x d, duals k x m, outputs k x m x c.
+    """k starts of m candidates: inputs k x m x d, outputs k x m x c; u (in units of expected sizes)
+    and raw are what the descent ended with.
 
-    misfit: k x layers at the end. trace: the objective's mean over starts along the way.
+    misfit: k x layers. worth: k x m, how much the weights speak for each, in deviations. trace: the
+    objective's mean over starts along the way.
     """
 
     inputs: Tensor
-    duals: Tensor
     outputs: Tensor
+    duals: Tensor
+    u: Tensor
+    raw: Tensor
     misfit: Tensor
+    worth: Tensor
     trace: list[float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pooled:
+    """Candidates m x d, likeliest first, with outputs m x c and labels m.
+
+    agreement: m, the mean correlation with the closest candidate of every other start. starts: m,
+    how many starts return one alike.
+    """
+
+    inputs: Tensor
+    outputs: Tensor
+    labels: Tensor
+    agreement: Tensor
+    starts: Tensor
 
 
 def agreed(
     problem: Problem, duals: Duals, search: Search, *, starts: int, generator: torch.Generator
-) -> tuple[Found, Clusters] | None:
-    """The starts that came to rest and their candidates in clusters, most agreed on first.
+) -> tuple[Found, Pooled] | None:
+    """The starts that came to rest, and what they return between them.
 
     None where every start left the range of numbers.
     """
@@ -80,7 +123,7 @@ def agreed(
     found = settled(found, search.tolerances)
     if not len(found.inputs):
         return None
-    return found, most_starts_first(cluster(found.inputs), len(found.inputs))
+    return found, pool(problem, duals, search, found, generator)
 
 
 def settled(found: Found, tolerances: Tolerances = TOLERANCES) -> Found:
@@ -97,92 +140,181 @@ def settled(found: Found, tolerances: Tolerances = TOLERANCES) -> Found:
     return replace(found, **kept)
 
 
+def pool(
+    problem: Problem, duals: Duals, search: Search, found: Found, generator: torch.Generator
+) -> Pooled:
+    """As many candidates as a start has: clusters of what is alike, the likeliest, descended from
+    once more, all together."""
+    k, m = found.worth.shape
+    groups = cluster(found.inputs)
+    order = (rank(found, groups)).argsort(descending=True, stable=True)[:m]
+    begin, raw = _begin(problem, duals, found, groups, order)
+    labels = duals.labels[groups.seed[order] % m]
+    last = replace(duals, labels=labels)
+    done = descend_from(problem, last, search.last(), begin[None], raw[None], generator)
+    same = (unit_rows(done.inputs[0].double()) * unit_rows(groups.centres[order])).sum(1)
+    agreement = (groups.agreement * groups.starts / k)[order] * same.clamp(0, 1)
+    by = agreement.argsort(descending=True, stable=True)
+    return Pooled(
+        inputs=done.inputs[0][by].double(),
+        outputs=done.outputs[0][by],
+        labels=labels[by],
+        agreement=agreement[by],
+        starts=groups.starts[order][by],
+    )
+
+
+def rank(found: Found, groups: Clusters) -> Tensor:
+    """c: how likely a cluster is a record, by what its members are worth and starts agree on."""
+    member, worth = groups.member.flatten(), found.worth.flatten().double()
+    total = torch.zeros(len(groups), dtype=torch.float64).index_add(0, member, worth)
+    mean: Tensor = total / torch.bincount(member, minlength=len(groups))
+    return mean + TOLERANCES.agreement_worth * groups.agreement * groups.starts / len(found.inputs)
+
+
+def _begin(
+    problem: Problem, duals: Duals, found: Found, groups: Clusters, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Coordinates at the centres, in units of expected sizes, and raw duals that add up to those of
+    all members, of all starts' mean."""
+    centres = groups.centres[order].to(found.u)
+    s = centres if problem.basis is None else centres @ problem.basis
+    place = torch.full((len(groups),), -1)
+    place[order] = torch.arange(len(order))
+    member = place[groups.member.flatten()]
+    kept, raw = member >= 0, found.raw.flatten(0, 1)
+    joined = duals.joined(raw[kept], member[kept], len(order), len(found.inputs))
+    return s / problem.sizes, joined
+
+
 def descend(
     problem: Problem, duals: Duals, search: Search, *, starts: int, generator: torch.Generator
 ) -> Found:
-    """From `starts` random sets of candidates, one for each label of `duals`."""
-    dtype = problem.columns.dtype
-    shape = (starts, len(duals.labels), problem.coordinates)
-    begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
-    s, raw, trace = _adam(problem, duals, search, begin.to(dtype), duals.start(starts, dtype))
+    """From `starts` random sets of candidates, one for each label of `duals`: as many at once as
+    make a good step, one after the other where there are many candidates."""
+    m, dtype = len(duals.labels), problem.columns.dtype
+    at_once = min(starts, max(1, search.tolerances.rows // m))
+    found = []
+    with task("starts", starts) as step:
+        for first in range(0, starts, at_once):
+            k = min(at_once, starts - first)
+            shape = (k, m, problem.coordinates)
+            begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+            raw = duals.start(k, dtype)
+            found.append(descend_from(problem, duals, search, begin.to(dtype), raw, generator))
+            step(k)
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(one, name) for one in found])
+        for name, value in vars(found[0]).items()
+        if isinstance(value, Tensor)
+    }
+    traces = zip(*(one.trace for one in found), strict=True)
+    return Found(**joined, trace=[sum(values) / len(found) for values in traces])
+
+
+def descend_from(
+    problem: Problem,
+    duals: Duals,
+    search: Search,
+    u: Tensor,
+    raw: Tensor,
+    generator: torch.Generator,
+) -> Found:
+    """From coordinates k x m x r in units of expected sizes, and raw duals."""
+    u, raw, trace = _adam(problem, duals, search, u, raw, generator)
+    return _found(problem, duals, search, u, raw, trace)
+
+
+def _found(
+    problem: Problem, duals: Duals, search: Search, u: Tensor, raw: Tensor, trace: list[float]
+) -> Found:
+    """What the descent ended with, some candidates at a time."""
+    (k, m), size = u.shape[:2], max(1, search.tolerances.rows // len(u))
+    spreads = _spreads(problem, u * problem.sizes, search)
+    totals: list[Tensor] = []
+    outputs, inputs, away = [], [], []
     with torch.no_grad():
-        seen, values = forward(problem, s), duals.values(raw)
-        direction = duals.directions(raw, seen.outputs[-1])
-        arrived = signals(problem, seen, direction, search.sharpness[1], seen.spreads())
-        return Found(
-            inputs=problem.inputs(s),
-            duals=values,
-            outputs=seen.outputs[-1].view(*s.shape[:2], -1),
-            misfit=misfits(problem, seen, arrived, values, 0.0),
-            trace=trace,
-        )
+        for a in range(0, m, size):
+            s, some = u[:, a : a + size] * problem.sizes, raw[:, a : a + size]
+            mine = replace(duals, labels=duals.labels[a : a + size])
+            seen, dual = forward(problem, s), mine.values(some)
+            direction = mine.directions(some, seen.outputs[-1])
+            arrived = signals(problem, seen, direction, search.sharpness[1], spreads)
+            more = sums(problem, seen, arrived, dual)
+            totals = [x + y for x, y in zip(totals, more, strict=True)] if totals else more
+            outputs.append(seen.outputs[-1].view(k, s.shape[1], -1))
+            inputs.append(problem.inputs(s))
+            strength = dual.abs() * s.norm(dim=2)
+            shares = [outside_columns(problem, arrived, dual), outside_rows(problem, seen, dual)]
+            away.append(torch.stack([1 / strength.clamp(min=1e-30), *shares]))
+    worth = torch.stack([_deviations(-x.clamp(min=1e-12).log()) for x in torch.cat(away, dim=2)])
+    return Found(
+        inputs=torch.cat(inputs, dim=1),
+        outputs=torch.cat(outputs, dim=1),
+        duals=duals.values(raw),
+        u=u,
+        raw=raw,
+        misfit=misfits(problem, totals, 0.0),
+        worth=worth.sum(0),
+        trace=trace,
+    )
 
 
-def objective(
-    problem: Problem, duals: Duals, search: Search, s: Tensor, raw: Tensor, at: Moment
-) -> Tensor:
-    """k: the misfits of all layers and what is held against a candidate besides.
-
-    s: coordinates k x m x r. raw: the duals' raw numbers.
-    """
-    seen = forward(problem, s)
-    values = duals.values(raw)
-    direction = duals.directions(raw, seen.outputs[-1])
-    arrived = signals(problem, seen, direction, at.sharpness, at.spreads)
-    total = misfits(problem, seen, arrived, values, at.whiten).sum(1)
-    if search.range_weight:
-        share = values.detach().abs()
-        outside = range_misfit(problem, arrived, values)
-        total = total + search.range_weight * (share * outside).sum(1) / share.sum(1)
-    if search.box_weight:
-        total = total + search.box_weight * box_misfit(problem, s)
-    if search.span_weight and problem.rows is not None:
-        total = total + search.span_weight * span_misfit(problem, seen)
-    if search.tv_weight:
-        total = total + search.tv_weight * variation(problem, s)
-    return total
+def _deviations(values: Tensor) -> Tensor:
+    """Of each start's mean, in deviations; 0 where all are alike."""
+    return (values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True).clamp(min=1e-6)
 
 
-def moment(search: Search, share: float, spreads: list[float]) -> Moment:
-    """At that share of the descent: sharpness is geometric over the first 70%."""
-    low, high = search.sharpness
-    sharpness = low * (high / low) ** min(1.0, share / 0.7)
-    return Moment(sharpness=sharpness, whiten=search.whiten * share, spreads=spreads)
-
-
-def _spreads(problem: Problem, s: Tensor) -> list[float]:
+def _spreads(problem: Problem, s: Tensor, search: Search) -> list[float]:
+    """Of the first candidates, as many as a step holds."""
+    some = s[:, : max(1, search.tolerances.rows // len(s))]
     with torch.no_grad():
-        return forward(problem, s).spreads()
+        return forward(problem, some).spreads()
 
 
 def _adam(
-    problem: Problem, duals: Duals, search: Search, s: Tensor, raw: Tensor
+    problem: Problem,
+    duals: Duals,
+    search: Search,
+    u: Tensor,
+    raw: Tensor,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, list[float]]:
     """All starts at once: Adam works entry by entry, so they stay independent."""
-    kept = checkpoint("kkt", problem, duals, search, s)
+    numbers = search.tolerances
+    kept = checkpoint("kkt", problem, duals, search, u, raw, generator=generator)
     first, spreads, trace, moments = 0, list[float](), list[float](), None
     if kept.state is not None:
-        first, s, raw, spreads, trace, moments = kept.state
-    s, raw = s.clone().requires_grad_(), raw.clone().requires_grad_()
-    optimiser = torch.optim.Adam([s, raw], lr=search.lr)
+        first, u, raw, spreads, trace, moments = kept.state
+    u, raw = u.clone().requires_grad_(), raw.clone().requires_grad_()
+    optimiser = torch.optim.Adam([u, raw], lr=search.lr)
     if moments is not None:
         optimiser.load_state_dict(moments)
+    pixels = math.prod(problem.input_shape)
     with task("descent", search.steps) as step:
         step(first)
         for i in range(first, search.steps):
             share = i / search.steps
-            looks = i % search.tolerances.refresh == 0
+            looks = i % numbers.refresh == 0
             if looks:
-                spreads = _spreads(problem, s)
+                spreads = _spreads(problem, u.detach() * problem.sizes, search)
             rate = 1.0 if share < 0.5 else 0.5 * (1 + math.cos(math.pi * (share - 0.5) / 0.5))
             optimiser.param_groups[0]["lr"] = search.lr * max(1e-3, rate)
-            at = moment(search, share, spreads)
-            value = objective(problem, duals, search, s, raw, at).sum()
-            s.grad, raw.grad = torch.autograd.grad(value, [s, raw])
+            some = None
+            if pixels > numbers.box_pixels and problem.basis is not None:
+                some = torch.randperm(pixels, generator=generator)[: numbers.box_pixels]
+            at = Objective(
+                problem=problem,
+                duals=duals,
+                weights=search.weights(share),
+                spreads=spreads,
+                pixels=some,
+            )
+            value, u.grad, raw.grad = at.gradient(u, raw, numbers.rows)
             optimiser.step()
             if looks:
-                trace.append(float(value.detach()) / len(s))
-            if kept.due():
-                kept.save([i + 1, s, raw, spreads, trace, optimiser.state_dict()])
+                trace.append(float(value.mean()))
+            if kept.due() or i + 1 == search.steps:
+                kept.save([i + 1, u, raw, spreads, trace, optimiser.state_dict()])
             step()
-    return s.detach(), raw.detach(), trace
+    return u.detach(), raw.detach(), trace

@@ -19,12 +19,34 @@ class Tolerances:
     # there as well, on what is no record (docs/research/kkt.md).
     unbalanced: float = 0.01
     # Where duals begin, above their least. Larger ones begin with a worse misfit.
-    first_dual: float = 0.05
+    first_dual: float = 0.01
+    # Times a layer's median singular value: where noise ends that fills the layer. A larger one
+    # takes directions of records for noise, a smaller one noise for records.
+    noise_edge: float = 2.5
+    # Directions above that edge for each record, at least, for a row space to say where records
+    # are. With fewer, many records share a direction.
+    spanned: float = 0.25
+    # The least weight of a direction that is kept. Lower ones cost time and say next to nothing.
+    counted: float = 0.1
+    # Length over which neighbouring pixels are alike, as a share of a picture's side, and how far
+    # channels are. Longer ones expect smoother pictures.
+    smooth_length: float = 0.1875
+    alike_channels: float = 0.9
+    # The least variance of a coordinate, as a share of the mean. A larger one forgives a wrong
+    # expectation, and slows the descent.
+    least_size: float = 1e-4
+    # Pixels of a candidate that a step holds against the box, at random. More cost time.
+    box_pixels: int = 512
+    # Candidates that are carried through a step at once. More cost memory, fewer time.
+    rows: int = 2048
     # Steps between looks at the pre-activations' spread. More are cheaper, and lag behind.
     refresh: int = 50
     # A start whose misfit is above that many times the least has not come to rest. A larger factor
     # keeps starts that agree with nothing.
     settled: float = 3.0
+    # What full agreement of the starts adds to what the weights say of a candidate, in deviations.
+    # More puts what starts agree on before what explains more.
+    agreement_worth: float = 6.0
     # Share of a candidate's squared length that may leave the box. A larger one makes candidates
     # longer.
     outside: float = 0.01
