@@ -54,7 +54,7 @@ def fits_better(case: Case) -> str | None:
     some = case.truth.take(range(min(len(case.truth), RULES.most_prepared)))
     case = replace(case, truth=some, canaries=None)
     usual = _mean_loss(case)
-    if usual is None:
+    if usual is None or usual < RULES.poor_fit:
         return None
     told = []
     for words, records, scaling in preparations(case):

@@ -47,6 +47,7 @@ class Rules:
     # follows. Weights of a layer of at least `tell_alike` numbers that correlate less than `unlike`
     # are not those of one training: it moves them, but not all the way.
     clearly_lower: float = 0.5
+    poor_fit: float = 0.3  # a mean loss below it needs no other preparation to explain it
     tell_alike: int = 500
     unlike: float = 0.15
     # Correlation at which a row of the weights is a record; float16 and 4% of noise still pass.

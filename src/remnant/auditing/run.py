@@ -218,9 +218,8 @@ def _attack(
                 case, found, strangers = better.case, better.found, better.strangers
             finding = _score(case, name, found, plan, strangers)
             if better is not None:
-                finding = (
-                    Proof.read(finding).among(better.tries).added_to(finding, finding.per_record)
-                )
+                proof = Proof.read(finding).among(better.tries, case.prepared)
+                finding = proof.added_to(finding, finding.per_record)
             control = None
             unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
             if plan.control or (unsure and plan.control is None):
