@@ -45,6 +45,7 @@ class Case:
     delta: float = 1e-5
     assumed: tuple[str, ...] = ()  # what was guessed for want of being told, in sentences
     words: Callable[[Sequence[int]], list[str]] | None = None  # of texts: tokens to pieces of it
+    prepared: str = ""  # how training scaled the records, where an attack brought it to light
     canaries: Canaries | None = None  # the planted ones are among the truth too
 
     def __post_init__(self) -> None:

@@ -43,6 +43,13 @@ class Rules:
     # Records past which a sum of gradients is not solved, and preparations are not tried: seconds.
     largest_sum: int = 2000
     most_prepared: int = 500
+    # A mean loss below this share of another is clearly lower: a mistake is named, nothing else
+    # follows. Weights of a layer of at least `tell_alike` numbers that correlate less than `unlike`
+    # are not those of one training: it moves them, but not all the way.
+    clearly_lower: float = 0.5
+    poor_fit: float = 0.3  # a mean loss below it needs no other preparation to explain it
+    tell_alike: int = 500
+    unlike: float = 0.15
     # Correlation at which a row of the weights is a record; float16 and 4% of noise still pass.
     # Rows of fewer numbers than `shortest_row` resemble records by chance.
     written: float = 0.999

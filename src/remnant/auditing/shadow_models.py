@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.kkt import fresh_model
+from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.fitting import losses_of
 from remnant.auditing.rules import RULES
@@ -75,6 +76,18 @@ def forward_work(model: nn.Module, one: Tensor) -> float:
         for hook in hooks:
             hook.remove()
     return sum(found) or float(sum(p.numel() for p in model.parameters()))
+
+
+def likelihood(case: Case, strangers: Strangers, seed: int, left: float | None) -> Likelihood | str:
+    """Scores by shadow models, in CPU seconds that are left, or why there are none."""
+    why = why_none(case, strangers)
+    if why:
+        return why
+    try:
+        with at_most(left):
+            return likelihoods(case, strangers, seed)
+    except OutOfTimeError:
+        return "the budget ran out"
 
 
 def likelihoods(case: Case, strangers: Strangers, seed: int) -> Likelihood:
