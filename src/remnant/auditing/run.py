@@ -209,7 +209,10 @@ def _attack(
     if not row["applies"]:
         return blank, None, None
     if left is not None and row["seconds"] > left:
-        reason = f"left out: it takes some {row['seconds']:g} s and {max(left, 0):.0f} s are left"
+        reason = (
+            f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s and "
+            f"{max(left, 0):.0f} s are left"
+        )
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     try:
         with at_most(left):
@@ -226,7 +229,9 @@ def _attack(
             if plan.control or (unsure and plan.control is None):
                 control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
-        reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
+        reason = (
+            f"stopped by the budget of {plan.budget:g} s, of which it had the last {left:.0f} s"
+        )
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     verdict, reason = judge(finding, control, attacks=among, assumed=case.assumed)
     file = _file(name) if plan.images and len(found) else None

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """What a command ends with; EXPOSED and INCONCLUSIVE only where `--gate` asks for a verdict."""
+    """What a command ends with; EXPOSED and INCONCLUSIVE only where `--gate` asks for a verdict,
+    NOT_APPLICABLE of an attack that there is none of here."""
 
     DONE = 0
     BAD_INPUT = 2
     EXPOSED = 3
     INCONCLUSIVE = 4
+    NOT_APPLICABLE = 5
     INTERRUPTED = 130
     TERMINATED = 143
 
