@@ -25,6 +25,7 @@ from remnant.models import load_weights
 from remnant.progress import task
 from remnant.seeds import generator_for
 from remnant.training import train
+from remnant.training.descent import step_count
 from remnant.training.recipes import SGD, Adam, GradientDescent
 from remnant.types import Examples
 
@@ -55,8 +56,12 @@ def work_of(recipe: FixedSteps, case: Case) -> float:
     """Billions of multiply-adds of one training: forward, and backward to inputs and weights."""
     n = len(case.truth)
     batch = min(n, getattr(recipe, "batch_size", None) or n)
-    steps = recipe.epochs * -(-n // batch) if isinstance(recipe, SGD) else recipe.steps
-    return 3e-9 * steps * batch * forward_work(case.target.model, case.truth.inputs[:1])
+    return (
+        3e-9
+        * step_count(recipe, n)
+        * batch
+        * forward_work(case.target.model, case.truth.inputs[:1])
+    )
 
 
 def forward_work(model: nn.Module, one: Tensor) -> float:

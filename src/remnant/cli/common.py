@@ -42,6 +42,7 @@ class Exit(IntEnum):
 VERBS = {
     "demo": "train a small model and take its training data back out of the weights",
     "init": "write a commented audit.yaml for a model and its data",
+    "recipe": "write a commented recipe of how a model was trained",
     "canaries": "make records to add to training, for the audit to ask for them",
     "audit": "play every adversary that applies, and say what comes back",
     "preflight": "which attacks apply to a model, why not, and what they cost",

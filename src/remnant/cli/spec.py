@@ -141,7 +141,7 @@ class TargetSpec(BaseModel):
     gradient: Path | None = Field(
         None, description="a captured gradient: one tensor per parameter, named alike"
     )
-    recipe: Path | None = Field(None, description="how it was trained, as JSON, if it is known")
+    recipe: Path | None = Field(None, description="how it was trained, as YAML or JSON")
     public: Text | None = Field(
         None, description="records like them that were not trained on: a name, file or folder"
     )
