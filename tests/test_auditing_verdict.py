@@ -96,7 +96,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_verdict_is_right_where_the_truth_is_known(name):
     make, wanted = CASES[name]
-    plan = Plan(attacks=("ntk", "gradient"))
+    # Approximate candidates, where that is all there is, take no more than a glance.
+    plan = Plan(attacks=("ntk", "gradient"), settings={"ntk": {"steps": 40, "runs": 2}})
     result = audit(make(), SIDES.train, holdout=SIDES.holdout, public=SIDES.public, plan=plan)
     assert result.verdict == wanted, [row.reason for row in result.attacks]
     if name in ("mirrored", "gradient, rotated"):

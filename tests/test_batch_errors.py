@@ -5,11 +5,11 @@ import torch
 from torch.autograd.functional import jacobian
 
 from remnant.solvers.dense.batch_errors import (
-    doubt,
     dual_errors,
     graph_errors,
     outside_span,
-    scale_doubt,
+    scale_errors,
+    solution_noise,
     upright,
 )
 from remnant.solvers.dense.batch_search import Spaces
@@ -47,15 +47,15 @@ def test_equations_are_held_by_what_noise_leaves_of_them():
     rows, basis, own = draw(WIDTH, COUNT), draw(WIDTH, COUNT, seed=1), draw(COUNT, seed=2)
     noise = torch.diag(torch.tensor([0.1, 0.2, 0.0, 0.05], dtype=torch.float64))
     used = torch.tensor(float(WIDTH))
-    variance, factor = doubt(rows, basis, used, own, noise)
+    variance, factor = solution_noise(rows, basis, used, own, noise)
     wanted, gram = held(rows, basis, own, noise)
     assert float(variance) == pytest.approx(float(wanted))
     assert torch.allclose(factor @ factor.T, gram)
     # A direction that noise alone could make up holds nothing.
     much = noise + torch.outer(*[torch.eye(COUNT).double()[1]] * 2) * WIDTH / 20
-    assert float(doubt(rows, basis, used, own, much)[0]) == torch.inf
+    assert float(solution_noise(rows, basis, used, own, much)[0]) == torch.inf
     # Fewer equations than unknowns are no reason to divide by less than one.
-    few = doubt(rows, basis, torch.tensor(3.0), own, noise)[0]
+    few = solution_noise(rows, basis, torch.tensor(3.0), own, noise)[0]
     assert float(few) == pytest.approx(float(variance) * (WIDTH - 2 * COUNT))
 
 
@@ -65,7 +65,7 @@ def test_a_direction_that_the_basis_holds_is_free():
     rows[:, 1] = 1e3 * basis @ draw(COUNT, seed=3)
     none = torch.zeros(COUNT, COUNT, dtype=torch.float64)
     own = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    assert float(doubt(rows, basis, torch.tensor(60.0), own, none)[0]) == torch.inf
+    assert float(solution_noise(rows, basis, torch.tensor(60.0), own, none)[0]) == torch.inf
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -135,12 +135,12 @@ def test_scales_are_as_sure_as_the_signals_that_add_up(rest, least):
         got = torch.linalg.lstsq(signals.T, wanted).solution
         left = torch.full((200, 2), rest * 2**0.5, dtype=torch.float64)
         left[:100] = 0
-        said.append(scale_doubt(signals, got, wanted, left))
+        said.append(scale_errors(signals, got, wanted, left))
         seen.append(((got - inverse) / inverse).square()[:, 0])
     said, seen = torch.stack(said).mean(0), torch.stack(seen).mean(0)
     assert torch.allclose(said / seen, torch.full_like(seen, least), rtol=0.5)
     wanted = signals.T @ inverse + noise * draw(200, 1, seed=1)
-    exact = scale_doubt(signals, inverse, wanted, torch.zeros(1, 1).double())
+    exact = scale_errors(signals, inverse, wanted, torch.zeros(1, 1).double())
     level = (signals.T @ inverse - wanted).square().sum() / 197
     spread = torch.linalg.inv(signals @ signals.T).diagonal()
     assert torch.allclose(exact, level * spread / inverse[:, 0].square())

@@ -9,7 +9,7 @@ import torch
 from exact_case import planted, seeded, small_problem
 from remnant.solvers.dense import search as rounds
 from remnant.solvers.dense.exact import recover
-from remnant.solvers.dense.reflections import sent_out, turned_away, wander
+from remnant.solvers.dense.reflections import iterate, starting_at, turned_away
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.search import next_turn
 from remnant.solvers.dense.tolerances import TOLERANCES
@@ -58,8 +58,8 @@ def test_points_that_were_found_are_not_found_again():
     true = unit(torch.cat([t, math.sqrt(TOLERANCES.end_weight) * t]).T @ spaces.ends, dim=1)
     away = dataclasses.replace(spaces, found=true[:7], cosine=0.9)
     for seen, there in ((spaces, True), (away, False)):
-        begun = sent_out(seen.starts(8, seeded(3)))
-        points = wander(seen, begun, iterations=1000, stalls=True)
+        begun = starting_at(seen.starts(8, seeded(3)))
+        points = iterate(seen, begun, iterations=1000, stalls=True)
         at = (unit(seen.coordinates(points.best), dim=1) @ true.T > 0.99).any(0)
         assert bool(at[:7].any()) == there
         assert bool(at[7:].any())
@@ -67,13 +67,13 @@ def test_points_that_were_found_are_not_found_again():
 
 def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
     problem, _ = small_problem()
-    spaces, plain = [], rounds.wander
+    spaces, plain = [], rounds.iterate
 
     def watched(mine, *rest, **more):
         spaces.append((mine.cosine, len(mine.found), more["iterations"]))
         return plain(mine, *rest, **more)
 
-    monkeypatch.setattr(rounds, "wander", watched)  # every round brings too little
+    monkeypatch.setattr(rounds, "iterate", watched)  # every round brings too little
     monkeypatch.setattr(rounds, "next_turn", lambda turn, new, _: next_turn(turn, new, 3 * new + 1))
     search = Search(starts=8)
     recovery = recover(problem, search, generator=seeded())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remnant.solvers.dense.certificate import at_least_usual
-from remnant.solvers.dense.reflections import Signals, sent_out, wander
+from remnant.solvers.dense.reflections import Signals, iterate, starting_at
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import (
     cost,
@@ -79,9 +79,9 @@ def test_signals_of_planted_records_are_found():
     planted = normal(count, count, seed=2) @ t.T
     duals = (planted > 0) * (normal(count, outputs, seed=3) @ signals.T)
     dual = torch.linalg.qr(duals.T)[0].float()
-    meeting = Signals(t=t.float(), a=dual, p=signals.float())
-    begun = sent_out(meeting.starts(24, torch.Generator().manual_seed(0)))
-    points = wander(meeting, begun, iterations=600)
+    intersection = Signals(t=t.float(), a=dual, p=signals.float())
+    begun = starting_at(intersection.starts(24, torch.Generator().manual_seed(0)))
+    points = iterate(intersection, begun, iterations=600)
     agree = ((points.best[0][:, None] > 0) == (planted > 0)).double().mean(2).max(1).values
     assert float(agree[points.gap < 1e-2].min()) > 0.95
     assert int((points.gap < 1e-2).sum()) > 0

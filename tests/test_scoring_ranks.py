@@ -5,7 +5,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from remnant.scoring.ranks import _midranks, compare
+from remnant.scoring.ranks import compare
 from seeding import seeded
 
 
@@ -113,8 +113,3 @@ def test_without_strangers_nothing_is_above_them():
     nothing = compare(rows(3, 1), rows(2, 2), rows(0, 3), generator=seeded(0))
     assert (nothing.p, nothing.low) == (None, None)
     assert nothing.above.tolist() == [False, False]
-
-
-def test_equal_values_share_their_rank():
-    values = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0])
-    assert _midranks(values).tolist() == [5.0, 1.5, 5.0, 3.0, 5.0, 1.5]

@@ -18,7 +18,7 @@ from remnant.solvers.dense.duals import (
     smallest_on,
 )
 from remnant.solvers.dense.exact import finish, recover, solve_records
-from remnant.solvers.dense.reflections import Graph, sent_out, wander
+from remnant.solvers.dense.reflections import Graph, iterate, starting_at
 from remnant.solvers.dense.rounds import Found, Search, nothing_found
 from remnant.solvers.dense.search import refine_points
 from remnant.solvers.dense.tolerances import TOLERANCES
@@ -59,8 +59,8 @@ def test_the_graph_projection_is_the_nearest_point():
 
 def test_points_of_a_planted_problem_are_found_with_their_duals():
     spaces, t, duals = planted()
-    begun = sent_out(spaces.starts(16, seeded(3)))
-    points = wander(spaces, begun, iterations=2000, stalls=True)
+    begun = starting_at(spaces.starts(16, seeded(3)))
+    points = iterate(spaces, begun, iterations=2000, stalls=True)
     unit = torch.nn.functional.normalize
     good = points.gap < 1e-2
     assert int(good.sum()) > 4

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from remnant.cli import Parser, study
 from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
-from remnant.experiments import paper_002 as gradients
+from remnant.experiments import batches as gradients
+from remnant.experiments.paper_002 import digit_pair, measure_deep
 from remnant.experiments.studies import STUDIES
 from remnant.experiments.study import (
     Figure,
@@ -36,6 +38,9 @@ TOY = {"starts": 2, "steps": 10, "width": 24, "data": "digits"}
 TINY = {
     "gradient-dimension": {"width": 800, "d": [5, 8]},
     "gradient-pairs": {"width": [300], "data": "digits"},
+    "gradient-deep": {
+        "network method noise": [("server tanh", "paper", 0.0)], "d": 4, "width": 400
+    },
     "gradient-batch": {
         "width records": [(64, 1), (64, 6), (64, 40)], "least_steps": 2, "most_seconds": 0.1,
         "data": "digits",
@@ -43,7 +48,8 @@ TINY = {
     "gradient-noise": {"noise": [0.0, 0.01], "width records": [(64, 4)], "data": "digits"},
     "gradient-defences": {
         "defence strength": gradients.listed(
-            gradients.STRENGTHS | {"keep": (1.0, 0.01), "batch": (4, 10), "clients": (1, 3)}
+            {"noise": (0.0, 1.0), "clip": (0.01,), "clip each": (0.1,), "keep": (1.0, 0.01)}
+            | {"format": ("float32", "sign"), "batch": (8,), "clients": (2,)}
         ),
         "width": 64, "records": 4, "patience": 2, "data": "digits",
     },
@@ -57,6 +63,13 @@ TINY = {
     "leak-factors": {
         "part classes": [("records", 2), ("classes", 2)], "records": 6, "per_root": 13.0,
         "class_records": 4, "steps": 5, "data": "digits",
+    },
+    "against-haim": {
+        "trained attack": [("margin", "haim"), ("kernel", "paper")], "records": 4, "width": 24,
+        "steps": 5, "trials": 1, "data": "digits",
+    },
+    "distill-series": {
+        "method records": [("random", 12)], "images": 4, "width": 24, "data": "digits",
     },
     "fine-tuning": {
         "case attack data": [("dense head", "features", "digits")], "widths": (4,), "epochs": 1,
@@ -191,11 +204,11 @@ def test_only_some_defences_defend(results):
         ("clip each", 0.1),
         ("keep", 1.0),
         ("format", "float32"),
-        ("batch", 10),
-        ("clients", 3),
+        ("batch", 8),
+        ("clients", 2),
     ]:
         assert rows[undefended]["recovered"] == rows[undefended]["records"], undefended
-    assert rows["clients", 3]["records"] == 12
+    assert rows["clients", 2]["records"] == 8
     for defended in [("keep", 0.01), ("format", "sign"), ("noise", 1.0)]:
         assert rows[defended]["recovered"] == rows[defended]["near"] == 0
         assert rows[defended]["count_told"]
@@ -230,10 +243,32 @@ def test_digit_pairs_agree_or_differ():
     digits = load("digits")
     unit = torch.nn.functional.normalize(digits.inputs.flatten(1).double(), dim=1)
     for same in (True, False):
-        pair = gradients.digit_pair(digits, same=same, seed=3)
+        pair = digit_pair(digits, same=same, seed=3)
         assert torch.allclose(pair.norm(dim=1), torch.ones(2, dtype=torch.float64))
         first, second = digits.labels[(pair @ unit.T).argmax(1)].tolist()
         assert (first == second) is same
+
+
+@pytest.mark.parametrize(
+    ("network", "method", "most"),
+    [
+        ("server leaky", "exact", 1e-8), ("server tanh", "paper", 0.3),
+        ("server relu", "paper", 0.6), ("eavesdropper tanh", "exact", 1e-6),
+    ],
+)  # fmt: skip
+def test_deep_networks_are_read_by_server_and_eavesdropper(network, method, most):
+    given = {"noise": 0.0, "d": 8, "width": 2000, "output_bias": 30.0, "seed": 1}
+    (row,) = measure_deep(network=network, method=method, **given)
+    assert row["l2_error"] < most < row["null_error"]
+    if method == "exact":
+        (noisy,) = measure_deep(network=network, method=method, **given | {"noise": 0.1})
+        assert noisy["l2_error"] > row["l2_error"]
+
+
+def test_the_pictures_of_a_study_are_drawn(results):
+    for name in ("gradient-pairs", "ntk-grid"):
+        drawn = (results[name][1].path / "sheet.png").read_bytes()
+        assert drawn.startswith(b"\x89PNG")
 
 
 def test_rows_that_are_there_are_not_measured_again(results, tmp_path):
@@ -379,6 +414,22 @@ def test_help_lists_the_studies(capsys):
     for name, summary in study.SUMMARIES.items():
         assert name in shown
         assert summary in shown
+
+
+def test_the_list_names_paper_and_figure_of_every_study(capsys):
+    with pytest.raises(SystemExit) as left:
+        command("--list")
+    assert left.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in STUDIES)
+    assert set(study.SUMMARIES) == set(STUDIES)
+    said = study.SUMMARIES.values()
+    assert all(re.match(r"00\d, (Figure|Table|section)|no paper's: ", words) for words in said)
+
+
+def test_data_is_looked_for_by_studies_that_read_some(tmp_path):
+    with pytest.raises(InputError, match="--data-dir: expected none"):
+        command("gradient-dimension", "--data-dir", str(tmp_path))
 
 
 def test_tables_keep_every_field():

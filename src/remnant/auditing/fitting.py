@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from remnant.attacks.glm_case import codes
 from remnant.auditing.case import Case
 from remnant.auditing.texts import losses_of_texts
+from remnant.bundle import Attacked
 from remnant.models.foreign import real_outputs
 from remnant.models.linear_model import LinearModel
 from remnant.training import loss_named
 from remnant.types import Examples
+
+
+def with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
+    """Each record's margin and loss under the released model, beside its scores."""
+    fit = fit_of_records(case)
+    rows = []
+    for row in attacks:
+        finding = row.finding
+        if finding is not None:
+            records = [{**record, **fit[record["id"]]} for record in finding.per_record]
+            row = replace(row, finding=replace(finding, per_record=records))
+        rows.append(row)
+    return rows
 
 
 def fit_of_records(case: Case) -> dict[str, dict[str, float]]:

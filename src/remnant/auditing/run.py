@@ -19,7 +19,7 @@ from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.described import about
 from remnant.auditing.disguises import better_preparation
-from remnant.auditing.fitting import fit_of_records
+from remnant.auditing.fitting import with_fit
 from remnant.auditing.grounds import Proof
 from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
 from remnant.auditing.membership import membership
@@ -91,7 +91,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     left = None if plan.budget is None else plan.budget - sum(timings.values())
     with keeping_states(run):
         members = membership(case, strangers, likelihood(case, strangers, plan.seed, left))
-    attacks = _with_fit(case, attacks)
+    attacks = with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
     hashes = {"weights": hash_tensors(case.target.weights), "data": hash_tensors(records)}
@@ -401,16 +401,3 @@ def _not_in(examples: Examples, taken: Examples) -> Examples | None:
     gone = set(taken.ids)
     left = [i for i, one in enumerate(examples.ids) if one not in gone]
     return examples.take(left) if left else None
-
-
-def _with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
-    """Each record's margin and loss under the released model, beside its scores."""
-    fit = fit_of_records(case)
-    rows = []
-    for row in attacks:
-        finding = row.finding
-        if finding is not None:
-            records = [{**record, **fit[record["id"]]} for record in finding.per_record]
-            row = replace(row, finding=replace(finding, per_record=records))
-        rows.append(row)
-    return rows

@@ -48,6 +48,7 @@ VERBS = {
     "preflight": "which attacks apply to a model, why not, and what they cost",
     "reconstruct": "run one attack on a model, no truth needed",
     "bound": "how often any attack can reconstruct a record of a private run",
+    "trap": "the network that a malicious server sends to read a batch off one gradient",
     "distill": "a few images that do for training what all do",
     "report": "draw the page of an audit again, from its directory alone",
     "study": "measure a paper's figure or a table of our own",

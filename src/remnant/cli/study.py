@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from remnant.cli.common import (
     VERBS,
@@ -19,6 +19,7 @@ from remnant.cli.common import (
     run_of,
 )
 from remnant.cli.flags import commas
+from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
     from remnant.experiments.study import Rows, Study
@@ -28,32 +29,38 @@ if TYPE_CHECKING:
 SUMMARIES = {
     "gradient-dimension": "002, Figure 2: two records from one gradient, error against d",
     "gradient-pairs": "002, Figure 3: pairs of MNIST digits from one gradient, error against width",
-    "gradient-batch": "how large a batch comes back at which width, beside gradient matching",
-    "gradient-noise": "what noise on the gradient leaves of the batch",
-    "gradient-defences": "noise, clipping, pruning, few bits, larger batches, secure aggregation",
-    "kernel-distance": "000, Figure 3: error against how far training moved the kernel",
-    "early-stopping": "000, Figure 15: error against the loss at which training stops",
+    "gradient-deep": "002, section 4.2: deep networks (server, eavesdropper), ReLU, noise",
+    "gradient-batch": "no paper's: how large a batch comes back at which width, beside matching",
+    "gradient-noise": "no paper's: what noise on the gradient leaves of the batch",
+    "gradient-defences": "no paper's: noise, clipping, pruning, few bits, larger batches, sums",
+    "kernel-distance": "000, Figures 3 and 20: error against how far training moved the kernel",
+    "early-stopping": "000, Figures 15 and 16: error against the loss at which training stops",
     "leak-factors": "000, Figures 5, 7, 11: which records leak; the number of classes",
+    "against-haim": "000, Figure 10: beside the attack on final weights alone",
+    "distill-series": "000, Figure 8: N records distilled to 20 images",
     "fine-tuning": "000, Figure 4: a pretrained residual network tuned on a few images",
     "informed-factors": "001, Tables II and V: one unknown record, factor by factor",
     "informed-cnn": "001, Table II for the convolutional network on cifar10",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
-    "kkt-grid": "004: records back from final weights, width against their number",
-    "kkt-classes": "004: more classes leak more",
-    "kkt-decay": "004: weight decay in a middle range leaks most",
-    "kkt-exposure": "004: which records leak, by margin or loss",
-    "kkt-assumptions": "which assumption of the attack fails, and what it says of that",
-    "defences": "which defence stops which attack, and what it costs in accuracy",
+    "kkt-grid": "004, Figure 7: records back from final weights, width against their number",
+    "kkt-classes": "004, Figures 2, 3 and 9; 003: more classes leak more",
+    "kkt-decay": "004, Figure 5; 003, Figure 4: weight decay in a middle range leaks most",
+    "kkt-exposure": "004, Figures 4 and 11 to 14: which records leak, by margin or loss",
+    "kkt-assumptions": "no paper's: which assumption of 004 fails, and what the attack says",
+    "defences": "no paper's: which defence stops which attack, at what cost in accuracy",
     "private-descent": "001, Figure 9: accuracy, reconstruction and the bounds over epsilon",
-    "ntk-grid": "000, Figures 2 and 5: width against records, the exact attack",
-    "onion": "000, Figure 6: remove the most exposed records, train again, attack again",
+    "ntk-grid": "000, Figures 1, 2 and 5: width against records, the exact attack",
+    "onion": "000, Figures 6 and 21: remove the most exposed records, train again, attack again",
 }
-FILES = ("table.csv", "figure.png", "rows.jsonl", "run.json")
+CHANGED = ("data", "task", "records", "width")
+FILES = ("table.csv", "figure.png", "sheet.png", "rows.jsonl", "run.json")
 
 
 def add(verbs: Any) -> None:
     group = verbs.add_parser("study", help=VERBS["study"])
+    words = "print every study with its paper and figure"
+    group.add_argument("--list", action=Listed, nargs=0, help=words)
     studies = group.add_subparsers(dest="study", metavar="NAME", required=True)
     for name, summary in SUMMARIES.items():
         example = f"remnant study {name} --quick --out found"
@@ -61,11 +68,21 @@ def add(verbs: Any) -> None:
         parser.add_argument("--quick", action="store_true", help="a smaller grid, within a minute")
         changed = parser.add_argument_group("in place of the study's own (several by commas)")
         changed.add_argument("--data", metavar="NAME", type=commas, help="datasets, as for `audit`")
+        words = "two classes (odd-even, animal-vehicle), all classes, or what the study calls so"
+        changed.add_argument("--task", metavar="TASK", type=commas, help=words)
         changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
         changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
         changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")
         add_data_dir(parser)
         add_place(parser, "1")
+
+
+class Listed(argparse.Action):
+    """--list: the studies, then nothing more."""
+
+    def __call__(self, parser: Any, *rest: Any) -> NoReturn:
+        print_table(("study", "what it measures"), list(SUMMARIES.items()))
+        raise SystemExit(0)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -78,8 +95,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     from remnant.sweep.table import read_rows
 
     study = STUDIES[arguments.study]
-    asked = {name: getattr(arguments, name) for name in ("quick", "data", "records", "width")}
+    asked = {name: getattr(arguments, name) for name in (*CHANGED, "quick")}
     values = adjusted(study, Flags(**asked, seeds=arguments.seeds), arguments.seed)
+    if arguments.data_dir is not None and not any("data" in key.split() for key in values):
+        raise InputError(expected("--data-dir", "none: this study reads no data", "a folder"))
     on = place(arguments) or "jobs:1"
     data, missing = study_data(values, arguments.data_dir)
     spec = study_spec(arguments.study, values, data)
@@ -102,4 +121,4 @@ def show_study(
         print_line(f"{name} is not in --data-dir: left out", style="dim")
     seconds = sum(row["cpu_seconds"] for row in rows)
     print_line(f"attacks: {seconds:.1f} CPU seconds", style="dim")
-    print_place(stored, FILES)
+    print_place(stored, [name for name in FILES if (stored.path / name).exists()])

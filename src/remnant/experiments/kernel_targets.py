@@ -5,7 +5,7 @@ Two hidden layers, squared loss, full batch at a low rate, float64. Weights and 
 small that training moves it far, whatever the width. (With biases of 0 a network is homogeneous,
 and only what they change by tells how large an image is.)
 
-Attacks: `paper`, 000's descent with settings for these networks (`GRADUAL`; told the number of
+Attacks: `paper`, 000's descent with settings for these networks (`FAIR`; told the number of
 records), and `exact`, that preset of `ntk`.
 """
 
@@ -37,7 +37,7 @@ from remnant.experiments.targets import (
 from remnant.gradients import gram, kernel_distance
 from remnant.models import build
 from remnant.seeds import generator_for
-from remnant.solvers.descent.paper import GRADUAL, Descent, descend
+from remnant.solvers.descent.paper import FAIR, Descent, descend
 from remnant.sweep.table import Row
 from remnant.training import GradientDescent, solve_linearised, targets, train
 from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
@@ -176,15 +176,11 @@ def duals_and_influence(scene: Scene) -> tuple[Tensor, Tensor]:
 # attacks
 
 
-def by_descent(
-    target: Target, *, settings: Descent, generator: torch.Generator, scale: float = 1.0
-) -> Candidates:
-    """The paper's descent on `scale` times the weights' change, told the number of records."""
+def by_descent(target: Target, *, settings: Descent, generator: torch.Generator) -> Candidates:
+    """The paper's descent on the weights' change, told the number of records."""
     assert target.knowledge.records is not None
-    evidence = weight_difference(target)
-    vector = {name: scale * change for name, change in evidence.vector.items()}
     found = descend(
-        target.model, replace(evidence, vector=vector), settings,
+        target.model, weight_difference(target), settings,
         shape=target.input_shape, records=target.knowledge.records, generator=generator,
     )  # fmt: skip
     return Candidates(
@@ -201,11 +197,10 @@ def attack_named(name: str, scene: Scene, steps: int) -> Attack:
         return NTK(preset="exact")
     if name != "paper":
         raise InputError(expected("attack", "paper or exact", repr(name)))
-    dynamics = scene.training["dynamics"]
+    dynamics = scene.training.get("dynamics", "standard")
     features: Any = "initial" if dynamics == "linearised" else "final"
-    settings = replace(GRADUAL, features=features, steps=steps)
-    # In the labels' own units, whatever share of the way to them training went.
-    return partial(by_descent, settings=settings, scale=laziness(dynamics))
+    settings = replace(FAIR, features=features, steps=steps)
+    return partial(by_descent, settings=settings)
 
 
 def attacked(scene: Scene, name: str, steps: int, seed: int) -> tuple[Tensor, Row]:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from remnant.data import split
-from remnant.experiments import fine_tuning
+from remnant.experiments import distill_series, fine_tuning, haim
 from remnant.experiments.kernel_targets import (
+    attack_named,
     attacked,
     duals_and_influence,
     finish_training,
@@ -27,6 +28,9 @@ from remnant.experiments.kernel_targets import (
 )
 from remnant.experiments.study import Figure, Rows, Study
 from remnant.experiments.targets import accuracy_on, errors, of_classes
+from remnant.experiments.targets import attack as play
+from remnant.report.sheet import draw_sheet
+from remnant.scoring import greedy, squared_l2
 from remnant.seeds import generator_for
 from remnant.types import Examples, finite
 
@@ -79,7 +83,8 @@ def measure_factors(
 
 
 def measure_onion(
-    examples: Examples, *, removed: str, balanced: bool, attack: str, task: str, records: int,
+    examples: Examples, *, removed: str, balanced: bool, attack: str, dynamics: str, task: str,
+    records: int,
     remove: int, rounds: int, per_root: float, width: int | None, steps: int, seed: int,
 ) -> Rows:  # fmt: skip
     """Remove the most exposed records, train again, attack again: a row a round.
@@ -91,7 +96,8 @@ def measure_onion(
     left, before, rows = sides.train, dict[str, float](), []
     for turn in range(rounds + 1):
         wide = width or width_for(per_root, len(left))
-        scene = finish_training(replace(sides, train=left), width=wide, seed=seed)
+        held = replace(sides, train=left)
+        scene = finish_training(held, width=wide, seed=seed, dynamics=dynamics)
         error, row = attacked(scene, attack, steps, seed)
         top = most_exposed(error, left.labels, remove, balanced)
         earlier = [before[left.ids[i]] for i in top.tolist() if left.ids[i] in before]
@@ -119,6 +125,26 @@ def most_exposed(error: Tensor, labels: Tensor, count: int, balanced: bool) -> T
     classes = labels.unique().tolist()
     each = count // len(classes)
     return torch.cat([order[labels[order] == c][:each] for c in classes])
+
+
+def grid_sheet(data: Mapping[str, Examples], values: Mapping[str, Any], most: int = 20) -> bytes:
+    """Figure 1's images: up to `most` records of one network, under them what comes back."""
+    examples, seed = next(iter(data.values())), values["seed"][0]
+    asked = [max(v) if isinstance(v, list) else v for v in (values["width"], values["records"])]
+    task = values["task"] if isinstance(values["task"], str) else values["task"][0]
+    sides = sides_of(examples, task, min(most, asked[1]), seed)
+    scene = finish_training(sides, width=asked[0], seed=seed)
+    found, _ = play(attack_named(values["attack"], scene, values["steps"]), scene.target, seed)
+    matches = greedy(squared_l2(scene.truth.inputs, found.inputs))
+    shown = torch.full((len(scene.truth), *scene.truth.shape), torch.nan, dtype=torch.float64)
+    back = matches.candidate >= 0
+    shown[back] = found.inputs[matches.candidate[back]].double()
+    errors = [f"{float(e):.1e}" for e in matches.distance]
+    return draw_sheet(
+        scene.truth.inputs, shown, list(zip(scene.truth.ids, errors, strict=True)),
+        rows=("record", "squared L2"), title=f"{len(scene.truth)} records, width {asked[0]}",
+        footer=f"attack: {values['attack']}", bounds=scene.truth.bounds or (0.0, 1.0),
+    )  # fmt: skip
 
 
 # rows as they are drawn
@@ -265,6 +291,7 @@ STUDIES: Mapping[str, Study] = {
                 ("exposed", True, "exact"),
             ],
             "records": 30,
+            "dynamics": "standard",
             "remove": 6,
             "rounds": 3,
             "per_root": 55.0,
@@ -318,6 +345,9 @@ STUDIES: Mapping[str, Study] = {
                 up="share recovered", panel="{task}", log_y=False,
             ),
         ),
+        sheet=grid_sheet,
     ),
+    "against-haim": haim.STUDY,
+    "distill-series": distill_series.STUDY,
     "fine-tuning": fine_tuning.STUDY,
 }  # fmt: skip

@@ -1,54 +1,37 @@
-"""Paper 002, and what more one gradient gives away: pairs of records, batches, noise, defences.
+"""Paper 002: two records from one gradient of a wide network, f(x) = (1/m) sum_j s(w_j.x) + M.
 
-Pairs are the paper's: f(x) = (1/m) sum_j s(w_j.x) + M, w_j ~ N(0, I), square loss. `paper` is the
-tensor decomposition, `exact` our solver in the span. Both are told the number of records (inputs
-e_i leave a gradient that is zero elsewhere, so its rank tells nothing) and that M makes every
-residual positive (Remark 1). Errors are root-mean-square L2 over the records, whose norm is 1.
-
-Batches are of dense ReLU networks: two hidden layers with biases, cross-entropy, random weights as
-PyTorch draws them. Errors are squared L2 in the data's own scale.
+w_j ~ N(0, I), square loss. `paper` is the tensor decomposition, `exact` our solver in the span.
+Both are told the number of records (inputs e_i leave a gradient that is zero elsewhere, so its rank
+tells nothing) and that M makes every residual positive (Remark 1). Errors are root-mean-square L2
+over the records, whose norm is 1; the null's are those of two other records of norm 1.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks import Gradient
 from remnant.capturing import capture
 from remnant.data import draw
-from remnant.experiments.study import Figure, Rows, Study, listed
-from remnant.experiments.targets import (
-    CRITERIA,
-    Scene,
-    attack,
-    dense,
-    draw_sides,
-    place,
-    squared_scores,
-)
-from remnant.models import build
+from remnant.experiments.study import Figure, Rows, Study
+from remnant.models import build, trap
 from remnant.models.activations import activation as named_activation
+from remnant.report.sheet import draw_sheet
 from remnant.scoring import greedy, squared_l2
 from remnant.seeds import generator_for
-from remnant.solvers.tensor.deep import read_deep
+from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
-from remnant.solvers.tensor.two_layer import (
-    BatchGradient,
-    TensorSettings,
-    TwoLayer,
-    tensor_attack,
-)
+from remnant.solvers.tensor.two_layer import TensorSettings, tensor_attack
 from remnant.sweep.table import Row
 from remnant.training import defences as defend
-from remnant.types import Examples, Knowledge, Target, Weights, finite
+from remnant.types import Examples, Weights, finite
 
-# pairs of records
+# measures
 
 
 def measure_dimension(
@@ -57,7 +40,9 @@ def measure_dimension(
     """Figure 2: x_i = e_i, y = 1 and -1, of d dimensions."""
     model = gaussian_network(d, width, activation, output_bias, seed)
     truth = torch.eye(d, dtype=torch.float64)[:2]
-    return [{"m": width} | solve_pair(model, truth, -1.0, method, seen, seed)]
+    gradient = gradient_of(model, truth, -1.0)
+    row, _ = solve_pair(model, gradient, truth, method, seen, seed)
+    return [{"m": width} | row | null_of(truth, unit_pair(d, seed, "null"))]
 
 
 def measure_pairs(
@@ -71,11 +56,53 @@ def measure_pairs(
     seed: int,
 ) -> Rows:
     """Figure 3: two digits of norm 1, with labels that agree or not."""
+    asked = (labels, method, width, activation, output_bias, seed)
+    truth, _, row = digits_found(digits, *asked)
+    others = digit_pair(digits, same=labels == "same", seed=seed + 10_000)
+    return [{"m": width, "d": truth.shape[1]} | row | null_of(truth, others)]
+
+
+def digits_found(
+    digits: Examples, labels: str, method: str, width: int, activation: str, output_bias: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Row]:  # fmt: skip
+    """The pair (2 x d), what comes back of it in its order, and the row."""
     same = labels == "same"
     truth = digit_pair(digits, same=same, seed=seed)
     model = gaussian_network(truth.shape[1], width, activation, output_bias, seed)
-    row = solve_pair(model, truth, 1.0 if same else -1.0, method, "dL/dW", seed)
-    return [{"m": width, "d": truth.shape[1]} | row]
+    gradient = gradient_of(model, truth, 1.0 if same else -1.0)
+    row, found = solve_pair(model, gradient, truth, method, "dL/dW", seed)
+    return truth, found, row
+
+
+def measure_deep(
+    *, network: str, method: str, noise: float, d: int, width: int, output_bias: float, seed: int
+) -> Rows:
+    """Section 4.2: a server's network whose first layers pass the batch through (`server NAME`), or
+    honest random layers that are undone (`eavesdropper NAME`); `two layers NAME` for comparison.
+
+    noise: Gaussian, as a share of the standard deviation of each tensor of the gradient.
+    """
+    kind, _, name = network.rpartition(" ")
+    truth, chance = unit_pair(d, seed, "pair"), generator_for(seed, "weights")
+    if kind == "server":
+        sent = trap(d, width, 3, generator=chance, activation=name, output_bias=output_bias,
+                    last_activation="relu" if name == "relu" else "cubic")  # fmt: skip
+        model = sent.model
+    elif kind == "eavesdropper":
+        front = build(f"mlp:{d}-{2 * d}-{2 * d}:{name}", generator=chance, dtype=torch.float64)
+        last = gaussian_network(2 * d, width, "cubic", output_bias, seed)
+        model = nn.Sequential(front, named_activation(name), *last)
+    else:
+        model = gaussian_network(d, width, name, output_bias, seed)
+    gradient = gradient_of(model, truth, -1.0)
+    if noise:
+        gradient = defend.noisy(gradient, noise, generator=generator_for(seed, "noise"))
+    row, _ = solve_pair(model, gradient, truth, method, "dL/dW", seed)
+    return [{"m": width} | row | null_of(truth, unit_pair(d, seed, "null"))]
+
+
+# pairs and networks
 
 
 def digit_pair(digits: Examples, *, same: bool, seed: int) -> Tensor:
@@ -84,6 +111,11 @@ def digit_pair(digits: Examples, *, same: bool, seed: int) -> Tensor:
     agrees = (order.labels == order.labels[0]) == same
     agrees[0] = False
     pair = order.inputs[[0, int(agrees.nonzero()[0])]].flatten(1).double()
+    return nn.functional.normalize(pair, dim=1)
+
+
+def unit_pair(d: int, seed: int, purpose: str) -> Tensor:
+    pair = torch.randn(2, d, generator=generator_for(seed, purpose), dtype=torch.float64)
     return nn.functional.normalize(pair, dim=1)
 
 
@@ -101,168 +133,87 @@ def gaussian_network(
     return nn.Sequential(first, named_activation(activation), head)
 
 
+def gradient_of(model: nn.Module, truth: Tensor, second: float) -> Weights:
+    """Of records with labels 1 and `second`."""
+    return capture(model, "mse", (truth, torch.tensor([1.0, second], dtype=torch.float64)))
+
+
+# attacks
+
+
 def solve_pair(
-    model: nn.Module, truth: Tensor, second: float, method: str, seen: str, seed: int
-) -> Row:
-    """Attack one gradient of records with labels 1 and `second`, then score what came back."""
-    labels = torch.tensor([1.0, second], dtype=torch.float64)
-    read = read_deep(model, capture(model, "mse", (truth, labels)))
+    model: nn.Module, gradient: Weights, truth: Tensor, method: str, seen: str, seed: int
+) -> tuple[Row, Tensor]:
+    """Attack one gradient of records of norm 1, then score what came back; in the truth's order."""
+    read = read_deep(model, gradient)
     assert not isinstance(read, str), read
-    observed = BatchGradient(
-        weights=read.gradient.weights if seen == "dL/dW" else None,
-        head=read.gradient.head if seen == "dL/da" else None,
-    )
+    unseen = {"dL/dW": {"head": None, "head_bias": None}, "dL/da": {"weights": None, "bias": None}}
+    if read.kind == "two layers":
+        read = replace(read, gradient=replace(read.gradient, **unseen[seen]))
     begun = time.process_time()
-    found, certified = attack_pair(
-        read.network, observed, method, len(truth), generator_for(seed, "attack")
-    )
+    found, certified = attack_pair(read, method, len(truth), generator_for(seed, "attack"))
     seconds = time.process_time() - begun
-    error = greedy(squared_l2(truth, found)).distance
+    matches = greedy(squared_l2(truth, found))
+    error = matches.distance
     return {
         "l2_error": finite(float(error.mean().sqrt())),
         "max_l2_error": finite(float(error.max().sqrt())),
         "certified": certified,
         "cpu_seconds": round(seconds, 3),
-    }
+    }, found[matches.candidate]
 
 
 def attack_pair(
-    network: TwoLayer, seen: BatchGradient, method: str, count: int, generator: torch.Generator
+    read: Deep, method: str, count: int, generator: torch.Generator
 ) -> tuple[Tensor, bool]:
     """Records and whether they certify themselves."""
+    seen = read.gradient
     if method == "exact":
         found = recover_span(
-            network, seen, SpanSettings(), generator=generator, count=count, residual_sign=1
+            read.network, seen, SpanSettings(), generator=generator, count=count, residual_sign=1
         )
-        return found.inputs, found.certified and found.sign_known
+        return read.to_inputs(found.inputs), found.certified and found.sign_known
     source: Literal["head", "layer"] = "head" if seen.weights is None else "layer"
-    settings = TensorSettings(source=source, norm=1.0, residual_sign=1)
-    return tensor_attack(network, seen, count, settings, generator=generator).inputs, False
+    norm = None if read.front else read.scale
+    settings = TensorSettings(source=source, norm=norm, residual_sign=1)
+    rough = tensor_attack(read.network, seen, count, settings, generator=generator)
+    return read.directions_to_inputs(rough.inputs, 1.0), False
 
 
-# batches
+def null_of(truth: Tensor, others: Tensor) -> Row:
+    return {"null_error": float(greedy(squared_l2(truth, others)).distance.mean().sqrt())}
 
 
-def meet_clients(examples: Examples, width: int, records: int, seed: int) -> Scene:
-    """A model that was sent out, and the records of those who answer."""
-    sides, scaling = draw_sides(examples, records, seed, holdout=1)
-    text = dense(examples, width, width)
-    return place(build(text, generator=generator_for(seed, f"weights {width}")), sides, scaling)
+def pairs_sheet(data: Mapping[str, Examples], values: Mapping[str, Any]) -> bytes:
+    """Figure 3's images: both methods at the least and the largest width, labels as given."""
+    digits = next(iter(data.values()))
+    widths = values["width"] if isinstance(values["width"], list) else [values["width"]]
+    rest = (values["activation"], values["output_bias"], values["seed"][0])
+    originals, back, captions = [], [], []
+    for labels in values["labels"]:
+        for method in values["method"]:
+            for width in dict.fromkeys((min(widths), max(widths))):
+                truth, found, _ = digits_found(digits, labels, method, width, *rest)
+                originals.append(truth)
+                back.append(found)
+                errors = (truth - found).norm(dim=1)
+                captions += [(f"{method}, m = {width}", f"{float(e):.1e}", labels) for e in errors]
+    every, top = torch.cat(originals), float(torch.cat(originals).max())
+    return draw_sheet(
+        every.reshape(-1, *digits.shape), torch.cat(back).reshape(-1, *digits.shape), captions,
+        rows=("method, width", "L2 error", "labels"), bounds=(0.0, top),
+        title="Pairs of digits out of one gradient", footer="images of norm 1",
+    )  # fmt: skip
 
 
-def gradient_of(clients: Scene, rows: slice = slice(None)) -> dict[str, Tensor]:
-    """Of the mean loss over these records."""
-    inputs = clients.target.scaling.to_model(clients.truth.inputs[rows])
-    return capture(clients.target.model, "ce", (inputs, clients.truth.labels[rows]))
-
-
-def sees(clients: Scene, gradient: Weights, *, tell_count: bool) -> Target:
-    """The adversary's view of a gradient. Noise hides where the spectrum ends: then the number of
-    records, which may be known, is told."""
-    records = len(clients.truth) if tell_count else None
-    known = Knowledge(gradient=gradient, records=records, loss="ce")
-    return replace(clients.target, knowledge=known)
-
-
-def measure_batch(
-    examples: Examples, *, width: int, records: int, seed: int, least_steps: int,
-    most_seconds: float, patience: int,
-) -> Rows:  # fmt: skip
-    """The exact row, then matching's: it is told the number of records, and gets equal time."""
-    clients = meet_clients(examples, width, records, seed)
-    gradient = gradient_of(clients)
-    alone = sees(clients, gradient, tell_count=False)
-    found, seconds = attack(Gradient(patience=patience), alone, seed)
-    exact: Row = {"method": "exact", "steps": None} | squared_scores(clients, found, seconds)
-    told = sees(clients, gradient, tell_count=True)
-    steps = affordable(told, min(seconds, most_seconds), least_steps, seed)
-    found, seconds = attack(Gradient(preset="matching", steps=steps), told, seed)
-    matching: Row = {"method": "matching", "steps": steps}
-    matching |= squared_scores(clients, found, seconds)
-    return [row | {"share": row["recovered"] / records} for row in (exact, matching)]
-
-
-def affordable(target: Target, seconds: float, least: int, seed: int) -> int:
-    """How many steps of matching fit into the time, from two short runs after one to warm up."""
-    short, long = 1, 4
-    runs = [Gradient(preset="matching", steps=n) for n in (short, short, long)]
-    _, one, some = (attack(run, target, seed)[1] for run in runs)
-    # A clock that stumbles must not buy many steps: at most twice those of the longer run's rate.
-    step = max((some - one) / (long - short), some / long / 2)
-    start = max(some - long * step, 0.0)
-    return max(least, int((seconds - start) / step))
-
-
-def measure_defence(
-    examples: Examples, *, width: int, records: int, defence: str, strength: Any, patience: int,
-    seed: int,
-) -> Rows:  # fmt: skip
-    """What a client does to its gradient before sending it. records: of one client."""
-    total = strength if defence == "batch" else records
-    if defence == "clients":
-        total = records * strength
-    clients = meet_clients(examples, width, total, seed)
-    told = bool(strength == "sign" or strength != HARMLESS.get(defence, strength))
-    seen = sees(clients, sent(defence, strength, clients, records, seed), tell_count=told)
-    found, seconds = attack(Gradient(patience=patience), seen, seed)
-    about = {"records": len(clients.truth), "count_told": told}
-    return [about | squared_scores(clients, found, seconds)]
-
-
-def measure_noise(examples: Examples, *, noise: float, **settings: Any) -> Rows:
-    """Gaussian noise on the gradient, as a share of each tensor's standard deviation."""
-    return measure_defence(examples, defence="noise", strength=noise, **settings)
-
-
-def sent(kind: str, strength: Any, clients: Scene, size: int, seed: int) -> dict[str, Tensor]:
-    """What an adversary sees of the gradients under one defence. size: records of one client."""
-    if kind == "clients":
-        starts = range(0, len(clients.truth), size)
-        return summed([gradient_of(clients, slice(i, i + size)) for i in starts])
-    if kind == "clip each":
-        each = [gradient_of(clients, slice(i, i + 1)) for i in range(size)]
-        return summed([defend.clipped(gradient, strength) for gradient in each])
-    gradient = gradient_of(clients)
-    ways: dict[str, Callable[[], dict[str, Tensor]]] = {
-        "noise": lambda: defend.noisy(gradient, strength, generator=generator_for(seed, "noise")),
-        "clip": lambda: defend.clipped(gradient, strength),
-        "keep": lambda: defend.pruned(gradient, strength),
-        "format": lambda: defend.rounded(gradient, strength),
-        "batch": lambda: gradient,
-    }
-    return ways[kind]()
-
-
-def summed(gradients: Sequence[Weights]) -> dict[str, Tensor]:
-    return {name: torch.stack([g[name] for g in gradients]).sum(0) for name in gradients[0]}
-
-
-HARMLESS = {"noise": 0.0, "keep": 1.0}  # strengths that leave the spectrum's end to be seen
-STRENGTHS: Mapping[str, Sequence[Any]] = {
-    "noise": (0.0, 0.001, 0.01, 0.1, 1.0),
-    "clip": (1.0, 0.1, 0.01),
-    "clip each": (10.0, 1.0, 0.1),
-    "keep": (1.0, 0.5, 0.1, 0.01),
-    "format": ("float32", "float16", "bfloat16", "sign"),
-    "batch": (20, 50, 100, 200, 240, 300),
-    "clients": (1, 2, 5, 10, 12, 15),
-}
-AXES = {
-    "noise": "noise / standard deviation",
-    "clip": "largest norm of the batch's gradient",
-    "clip each": "largest norm of a record's gradient",
-    "keep": "share of entries sent, the largest",
-    "format": "",
-    "batch": "records in the batch",
-    "clients": "clients whose gradients are only seen summed",
-}
-
-
-SCORES = (
-    "recovered", "near", "records", "median_error", "max_error", "certified", "wrongly_certified",
-    "status", "cpu_seconds",
-)  # fmt: skip
-WORST = {"median_error": "median record", "max_error": "worst record"}
+DEEP = [
+    *((network, method, 0.0) for network in ("two layers cubic", "server leaky", "server tanh",
+      "eavesdropper tanh", "eavesdropper sigmoid") for method in ("paper", "exact")),
+    ("two layers relu", "paper", 0.0), ("server relu", "paper", 0.0),  # by Remark 4
+    *(("two layers cubic", method, noise) for noise in (0.01, 0.1, 1.0)
+      for method in ("paper", "exact")),
+]  # fmt: skip
+SHOWN = ("l2_error", "max_l2_error", "null_error", "certified", "cpu_seconds")
 
 STUDIES: Mapping[str, Study] = {
     "gradient-dimension": Study(
@@ -277,6 +228,7 @@ STUDIES: Mapping[str, Study] = {
                 ("tanh", "exact", "dL/dW"),
                 ("sigmoid", "paper", "dL/dW"),
                 ("sigmoid", "exact", "dL/dW"),
+                ("relu", "paper", "dL/dW"),
             ],
             "d": [20, 50, 100, 200, 500],
             "width": 5000,
@@ -284,12 +236,12 @@ STUDIES: Mapping[str, Study] = {
         },
         quick={"d": [20, 100]},
         columns=(
-            "activation", "method", "seen", "d", "seed", "l2_error", "max_l2_error", "certified",
-            "cpu_seconds",
+            "activation", "method", "seen", "d", "seed", *SHOWN,
         ),
         figures=(
             Figure(
-                x="d", lines={"l2_error": "{method}, {seen}"}, across="dimension d",
+                x="d", lines={"l2_error": "{method}, {seen}", "null_error": "null"},
+                across="dimension d",
                 up="L2 error (records of norm 1)", panel="{activation}",
             ),
         ),
@@ -308,86 +260,35 @@ STUDIES: Mapping[str, Study] = {
         },
         quick={"width": [500, 5000]},
         columns=(
-            "labels", "method", "m", "seed", "l2_error", "max_l2_error", "certified", "cpu_seconds",
+            "labels", "method", "m", "seed", *SHOWN,
         ),
         figures=(
             Figure(
-                x="m", lines={"l2_error": "{method}"}, across="width m",
+                x="m", lines={"l2_error": "{method}", "null_error": "other digits"},
+                across="width m",
                 up="L2 error (images of norm 1)", panel="{labels} labels",
             ),
         ),
         seeds=5,
+        sheet=pairs_sheet,
     ),
-    "gradient-batch": Study(
-        title="Records back from one gradient of a dense network, against the batch",
-        measure=measure_batch,
+    "gradient-deep": Study(
+        title="Two records from one gradient of a deep network, and of a noisy one",
+        measure=measure_deep,
         settings={
-            "data": ["mnist", "cifar10"],
-            "width records": [
-                *((256, n) for n in (1, 10, 50, 100, 112, 120, 127)),
-                *((512, n) for n in (1, 20, 100, 200, 230, 240)),
-                *((1024, n) for n in (1, 50, 200, 300, 400)),
-                *((2048, n) for n in (1, 100, 400, 500)),
-            ],
-            "least_steps": 20,  # of matching, as the next
-            "most_seconds": 60.0,
-            "patience": 5,  # of the exact search
+            "network method noise": DEEP, "d": 20, "width": 3000, "output_bias": 30.0,
         },
-        quick={
-            "data": "mnist",
-            "width records": [(256, 1), (256, 10), (256, 50)],
-            "most_seconds": 5.0,
-        },
-        columns=("data", "width", "method", "steps", *SCORES),
+        quick={"network method noise": DEEP, "width": 1500},
+        columns=("network", "method", "noise", "seed", *SHOWN),
         figures=(
             Figure(
-                x="records", lines={"share": "{method}"}, across="records in the batch",
-                up=f"share of records back (sq. L2 < {CRITERIA.recovered:g})",
-                panel="{data}, width {width}", log_x=False, log_y=False,
+                x="network", lines={"l2_error": "{method}", "null_error": "null"}, across="network",
+                up="L2 error (records of norm 1)", panel="no noise", only={"noise": 0.0},
             ),
-        ),
-    ),
-    "gradient-noise": Study(
-        title="Noise on the gradient",
-        measure=measure_noise,
-        settings={
-            "width records": [(1024, 20), (1024, 100)],
-            "noise": [0.0, 0.001, 0.01, 0.05, 0.1],
-            "patience": 5,
-            "data": "mnist",
-        },
-        quick={"width records": [(256, 10)]},
-        columns=("width", "noise", "seed", *SCORES),
-        figures=(
             Figure(
-                x="noise", lines=WORST, across="noise / standard deviation of the gradient",
-                up="squared L2 error (× nothing found)", panel="{records} records, width {width}",
-            ),
-        ),
-        seeds=3,
-    ),
-    "gradient-defences": Study(
-        title="What a client does to its gradient before sending it",
-        measure=measure_defence,
-        settings={
-            "defence strength": listed(STRENGTHS),
-            "width": 512,
-            "records": 20,
-            "patience": 5,
-            "data": "mnist",
-        },
-        quick={
-            "defence strength": listed(
-                {**STRENGTHS, "batch": (10, 50, 100, 140), "clients": (1, 5, 10, 14)}
-            ),
-            "width": 256,
-            "records": 10,
-        },
-        columns=("defence", "strength", "seed", "counted", *SCORES),
-        figures=(
-            Figure(
-                x="strength", lines=WORST, across=AXES, up="squared L2 error (× nothing found)",
-                panel="{defence}",
+                x="noise", lines={"l2_error": "{method}", "null_error": "null"},
+                across="noise / standard deviation", up="L2 error (records of norm 1)",
+                panel="two layers", only={"network": "two layers cubic"},
             ),
         ),
         seeds=3,

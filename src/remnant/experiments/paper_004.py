@@ -7,7 +7,7 @@ candidate correlates above .9 (and .8); `null` counts held-out records in the ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ def make_victim(
     bias: bool = False,
     small: float | None = None,
     model: str | None = None,
+    tell: Sequence[str] = ("records", "loss"),
 ) -> Scene:
     """task: the loss. `ce` keeps the classes, the others have one output (odd digits against even).
 
@@ -76,7 +77,7 @@ def make_victim(
     )
     if small is not None:
         recipe = LossProportional(loss=task)
-    return train_scene(start, sides, scaling, recipe, seed=seed, tell=("records", "loss"))
+    return train_scene(start, sides, scaling, recipe, seed=seed, tell=tell)
 
 
 def measured(victim: Scene, how: KKT, seed: int) -> tuple[Candidates, Row]:

@@ -25,6 +25,7 @@ from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows,
 from remnant.types import Examples
 
 Rows = list[Row]
+SHEET_FILE = "sheet.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,8 @@ class Study:
     varied last, over `seeds` seeds. quick: settings that replace these in a grid of one seed that
     takes about a minute. measure: called with the records (where there is `data`) and the settings
     of one cell; returns rows, to which the engine adds those settings. columns: those of a row that
-    are printed. condense: turns the rows that were measured into those that are drawn.
+    are printed. condense: turns the rows that were measured into those that are drawn. sheet:
+    draws originals beside reconstructions, found again, from the data and the settings.
     """
 
     title: str
@@ -84,6 +86,7 @@ class Study:
     figures: tuple[Figure, ...]
     seeds: int = 1
     condense: Callable[[Rows], Rows] = list
+    sheet: Callable[[Mapping[str, Examples], Mapping[str, Any]], bytes] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,7 @@ class Flags:
 
     quick: bool = False
     data: tuple[str, ...] | None = None
+    task: tuple[str, ...] | None = None
     records: tuple[int, ...] | None = None
     width: tuple[int, ...] | None = None
     seeds: int | None = None
@@ -100,7 +104,7 @@ class Flags:
 def adjusted(study: Study, flags: Flags, seed: int) -> Row:
     """The study's settings under the flags: lists are varied, the seed last of all."""
     values = dict(study.settings) | (dict(study.quick) if flags.quick else {})
-    for name in ("data", "records", "width"):
+    for name in ("data", "task", "records", "width"):
         asked = getattr(flags, name)
         if asked is None:
             continue
@@ -195,6 +199,9 @@ def run_study(
     drawn = study.condense(rows)
     panels = [panel for figure in study.figures for panel in figure.panels(drawn)]
     store.write_bytes(run, FIGURE_FILE, draw_lines(panels, title=study.title))
+    if study.sheet is not None:
+        with task("pictures"):
+            store.write_bytes(run, SHEET_FILE, study.sheet(data, values))
     total = sum(row["cpu_seconds"] for row in rows)
     store.finish(run, seeds={"seed": values["seed"][0]}, timings={"attacks": round(total, 3)})
     return rows

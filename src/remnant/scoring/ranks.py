@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -90,7 +91,7 @@ def _permuted(
     """
     seen, total = 0.0, torch.zeros(shuffles, dtype=torch.float64)
     for rows in groups:
-        ranks = _midranks(scores[rows]) / len(rows)
+        ranks = torch.from_numpy(rankdata(scores[rows])) / len(rows)
         mine = int((rows < n).sum())
         seen += float(ranks[rows < n].sum())
         step = max(1, block // len(rows))
@@ -103,10 +104,3 @@ def _permuted(
     # Sums of the same ranks in another order differ by rounding.
     high, low = (total >= seen - 1e-9).sum(), (total <= seen + 1e-9).sum()
     return (1 + int(high)) / (1 + shuffles), (1 + int(low)) / (1 + shuffles)
-
-
-def _midranks(values: Tensor) -> Tensor:
-    """Ranks from 1 for the smallest; equal values share the mean of theirs."""
-    _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
-    shared: Tensor = count.cumsum(0).double() - (count - 1) / 2
-    return shared[place]

@@ -25,7 +25,7 @@ from torch.nn.functional import normalize
 
 from remnant.progress import task
 from remnant.solvers.dense.batch_search import slopes
-from remnant.solvers.dense.reflections import Graph, sent_out, wander
+from remnant.solvers.dense.reflections import Graph, iterate, starting_at
 from remnant.solvers.numerics import distinct
 from remnant.solvers.spans import Spectrum, count_records
 
@@ -34,10 +34,10 @@ from remnant.solvers.spans import Spectrum, count_records
 class Tolerances:
     """Nothing depends on the clock, so a seed decides the result."""
 
-    walkers: int = 64  # points searched for at a time: more of them share a product
+    iterates: int = 64  # points searched for at a time: more of them share a product
     iterations: int = 800  # of reflections in a round
     patience: int = 6  # rounds without a new record before giving up
-    arrived: float = 1e-2  # gap of a walker below which it is tried as a record
+    arrived: float = 1e-2  # gap of an iterate below which it is tried as a record
     apart: float = 0.98  # cosine that points may have with each other and with those found
     passes: int = 3  # of solving a record with the signs that it has by then
     exact: float = 1e-4  # residual of a record: right ones have 1e-5, one wrong sign costs 1e-3
@@ -166,14 +166,14 @@ def _wander(
         found=normalize(found @ spaces.t, dim=1).float(),
         cosine=settings.apart,
     )
-    walkers = wander(
+    iterates = iterate(
         graph,
-        sent_out(graph.starts(settings.walkers, generator)),
+        starting_at(graph.starts(settings.iterates, generator)),
         iterations=settings.iterations,
         hurry=settings.iterations / 4,
         arrived=settings.arrived,
     )
-    points = walkers.best[0][walkers.gap < settings.arrived].double()
+    points = iterates.best[0][iterates.gap < settings.arrived].double()
     return points[distinct(points, 0.999)]
 
 

@@ -28,6 +28,7 @@ from remnant.store.files import (
     ELSEWHERE,
     TEMPORARY,
     Lock,
+    apart,
     as_json,
     canonical,
     check_writable,
@@ -36,12 +37,14 @@ from remnant.store.files import (
     hash_tensors,
     hash_text,
     make_private,
+    pack,
     parse,
     plain_name,
     remove_scraps,
     spec_hash,
     spelt,
     take_lock,
+    unpack,
     versions,
     write_whole,
 )
@@ -51,8 +54,6 @@ RUN_SCHEMA = "remnant.run/1"
 RUN_FILE = "run.json"
 CANDIDATES_FILE = "candidates.safetensors"
 FINDING_FILE = "finding.json"
-# One metadata key only: safetensors writes several in an order that changes with the process.
-KEY = "remnant"
 STATE = "state-"
 WITHIN = "within-"  # states of loops, which `keeping_states` makes and removes
 DIGEST = "digest"  # the hash of all else in run.json
@@ -278,7 +279,7 @@ def write_json(run: Run, name: str, value: Any) -> Path:
 
 def write_weights(run: Run, name: str, weights: Mapping[str, Tensor]) -> Path:
     """Plain safetensors, as `models.save_weights` writes them."""
-    return write_bytes(run, name, safetensors.torch.save(_apart(weights)))
+    return write_bytes(run, name, safetensors.torch.save(apart(weights)))
 
 
 def read_json(run: Run, name: str) -> Any:
@@ -296,7 +297,7 @@ def write_candidates(run: Run, candidates: Candidates, name: str = CANDIDATES_FI
         text = json.dumps(about, sort_keys=True)  # NaN may stay: a reader gets back what there was
     except TypeError as error:
         raise StoreError(expected("candidates: figures and trace", "JSON values", error)) from None
-    return write_bytes(run, name, _pack(tensors, text))
+    return write_bytes(run, name, pack(tensors, text))
 
 
 def read_candidates(run: Run, name: str = CANDIDATES_FILE) -> Candidates:
@@ -306,7 +307,7 @@ def read_candidates(run: Run, name: str = CANDIDATES_FILE) -> Candidates:
         raise StoreError(expected(f"{path}", "candidates", "no file", "run the attack first"))
     check_listed(run, name)
     try:
-        tensors, text = _unpack(path)
+        tensors, text = unpack(path)
         return Candidates.from_parts(tensors, json.loads(text))
     except (
         safetensors.SafetensorError, LookupError, ValueError, TypeError, OSError, RecursionError,
@@ -331,7 +332,7 @@ def write_finding(run: Run, finding: Finding) -> Path:
 
 def save_state(run: Run, name: str, tensors: Mapping[str, Tensor]) -> Path:
     """Keep tensors to resume from (a generator's state is a tensor too)."""
-    return write_whole(run.path, _state_file(name), _pack(tensors, _seal(run, name, tensors)))
+    return write_whole(run.path, _state_file(name), pack(tensors, _seal(run, name, tensors)))
 
 
 def load_state(run: Run, name: str) -> dict[str, Tensor] | None:
@@ -344,7 +345,7 @@ def load_state(run: Run, name: str) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     try:
-        tensors, seal = _unpack(path)
+        tensors, seal = unpack(path)
     except (safetensors.SafetensorError, KeyError, OSError):
         return None
     return tensors if seal == _seal(run, name, tensors) else None
@@ -387,19 +388,3 @@ def forget_states(run: Run) -> None:
 
 def _state_file(name: str) -> str:
     return plain_name(f"{STATE}{name}.safetensors")
-
-
-def _pack(tensors: Mapping[str, Tensor], text: str) -> bytes:
-    return safetensors.torch.save(_apart(tensors), {KEY: text})
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Clones by name: safetensors refuses tensors that share memory."""
-    return {name: t.detach().cpu().contiguous().clone() for name, t in sorted(tensors.items())}
-
-
-def _unpack(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Cloned: memory that torch aligns, since sums over a file's own bytes round otherwise."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        text = (file.metadata() or {})[KEY]
-        return {name: file.get_tensor(name).clone() for name in file.keys()}, text  # noqa: SIM118

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from remnant.errors import StoreError, cut, expected
 
 ELSEWHERE = "choose another --out or remove it"
 TEMPORARY = ".remnant-"
+# One metadata key only: safetensors writes several in an order that changes with the process.
+KEY = "remnant"
 # Half-written files that a kill leaves: ours, and those of `models.save_weights`.
 SCRAPS = (f"{TEMPORARY}*", ".*.safetensors.*")
 
@@ -140,6 +144,24 @@ def write_whole(path: Path, name: str, value: bytes) -> Path:
     except OSError as error:
         raise StoreError(unwritable(target, error)) from None
     return target
+
+
+def pack(tensors: Mapping[str, Tensor], text: str) -> bytes:
+    """Tensors and a text as safetensors; the same ones give the same bytes."""
+    return safetensors.torch.save(apart(tensors), {KEY: text})
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Clones by name: safetensors refuses tensors that share memory."""
+    return {name: t.detach().cpu().contiguous().clone() for name, t in sorted(tensors.items())}
+
+
+def unpack(path: Path) -> tuple[dict[str, Tensor], str]:
+    """What `pack` wrote. Cloned into memory that torch aligns: sums over a file's own bytes would
+    round otherwise."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        text = (file.metadata() or {})[KEY]
+        return {name: file.get_tensor(name).clone() for name in file.keys()}, text  # noqa: SIM118
 
 
 def plain_name(name: str) -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import safetensors
-import safetensors.torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,7 +26,6 @@ from remnant.errors import InputError, StoreError, expected
 from remnant.report.sheet import drawable
 from remnant.store import (
     FINDING_FILE,
-    KEY,
     RUN_FILE,
     Run,
     read_candidates,
@@ -38,6 +36,7 @@ from remnant.store import (
     write_json,
     write_text,
 )
+from remnant.store.files import pack, unpack
 from remnant.types import Candidates, Examples, token_rows
 
 ORIGINALS_FILE = "originals.safetensors"
@@ -117,8 +116,7 @@ def write_bundle(
         write_candidates(run, candidates[name], name)
     if shown.originals is not None:
         about = json.dumps({"ids": list(shown.ids), "bounds": shown.bounds})
-        tensors = {"inputs": shown.originals.contiguous()}
-        write_bytes(run, ORIGINALS_FILE, safetensors.torch.save(tensors, {KEY: about}))
+        write_bytes(run, ORIGINALS_FILE, pack({"inputs": shown.originals}, about))
     if shown.texts:
         write_json(run, TEXTS_FILE, shown.texts)
     write_text(run, FINDING_FILE, audit.to_json())
@@ -245,9 +243,8 @@ def _read_originals(directory: Path, name: str) -> Pictures:
         raise StoreError(expected("bundle: originals", "a plain file name", repr(name)))
     path = directory / name
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            inputs = file.get_tensor("inputs")
-            about = json.loads((file.metadata() or {})[KEY])
+        tensors, text = unpack(path)
+        inputs, about = tensors["inputs"], json.loads(text)
         ids, bounds = tuple(map(str, about["ids"])), about["bounds"]
         box = None if bounds is None else (float(bounds[0]), float(bounds[1]))
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError, OSError) as error:

@@ -23,10 +23,10 @@ def graph_errors(
     """k: squared errors of records that were found by their features. noise: r x r, the squared
     length that noise has in each direction of the frame of pre-activations."""
     slope, sure = slopes(found.y @ frames.t.T, leak, 0.02)
-    errors = unknown(found)
+    errors = infinite_errors(found)
     for i, y in enumerate(found.y):
         turned, beside = (slope[i] * sure[i])[:, None] * frames.t, sure[i][:, None] * frames.h
-        variance, factor = doubt(turned, beside, sure[i].sum(), y, noise)
+        variance, factor = solution_noise(turned, beside, sure[i].sum(), y, noise)
         size = unit_of(y @ to_record, bias)
         own = y @ to_record / size
         ways = (to_record - torch.outer(unit_of(to_record, bias, own), own)) / size
@@ -49,14 +49,14 @@ def dual_errors(
     errors = torch.zeros(len(records), dtype=records.dtype)
     for j, z in enumerate(duals):
         rows, beside = sure[j][:, None] * spaces.a, (slope[j] * sure[j])[:, None] * spaces.p
-        variance, factor = doubt(rows, beside, sure[j].sum(), z, noise)
+        variance, factor = solution_noise(rows, beside, sure[j].sum(), z, noise)
         across = own.T - torch.outer(z, own @ z) / z.square().sum()
         mixed = variance * (across * torch.cholesky_solve(across, factor)).sum(0)
         errors += mixed * share[:, j]
     return errors
 
 
-def doubt(
+def solution_noise(
     rows: Tensor, basis: Tensor, used: Tensor, own: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
     """How well the equations "rows v lies in the span of the basis" hold their solution v = own.
@@ -105,11 +105,11 @@ def outside_span(records: Tensor, shares: Tensor, noise: float, bias: bool) -> T
     return far
 
 
-def unknown(found: Found) -> Tensor:
+def infinite_errors(found: Found) -> Tensor:
     return torch.full((len(found),), torch.inf, dtype=torch.float64)
 
 
-def scale_doubt(signals: Tensor, inverse: Tensor, wanted: Tensor, rest: Tensor) -> Tensor:
+def scale_errors(signals: Tensor, inverse: Tensor, wanted: Tensor, rest: Tensor) -> Tensor:
     """n: squared relative errors of scales, 1 / inverse (n x 1), where signals (n x v) add up to
     `wanted` (v x 1) with them. rest: what the features left of the next layer's gradient."""
     left = (signals.T @ inverse - wanted).square().sum() / max(1, len(wanted) - len(signals))

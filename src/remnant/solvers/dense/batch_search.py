@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.solvers.dense.frames import Coordinates, Frames, deflate
-from remnant.solvers.dense.reflections import Graph, Signals, Walkers, sent_out, wander
+from remnant.solvers.dense.reflections import Graph, Iterates, Signals, iterate, starting_at
 from remnant.solvers.dense.rounds import Found, Search, in_rounds, nothing_found
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.numerics import complement, distinct, least_squares
@@ -95,38 +95,38 @@ def slopes(t: Tensor, leak: float, margin: float) -> tuple[Tensor, Tensor]:
 
 
 def arrivals(
-    meeting: Graph | Signals,
-    going_on: Walkers | None,
+    intersection: Graph | Signals,
+    going_on: Iterates | None,
     search: Search,
     limits: Limits,
     room: int,
     generator: torch.Generator,
-) -> tuple[Walkers, list[Tensor]]:
-    """Walkers that go on, and the parts (k x w each, float64) of those that have arrived. Where
+) -> tuple[Iterates, list[Tensor]]:
+    """Iterates that go on, and the parts (k x w each, float64) of those that have arrived. Where
     none has, the worse half starts anew. room: records that are left to find."""
-    fresh = meeting.starts(min(search.starts, max(4, 2 * room)), generator)
-    walkers = wander(
-        meeting,
-        sent_out(fresh, going_on),
+    fresh = intersection.starts(min(search.starts, max(4, 2 * room)), generator)
+    iterates = iterate(
+        intersection,
+        starting_at(fresh, going_on),
         iterations=search.iterations,
         hurry=TOLERANCES.hurry,
         arrived=limits.arrived,
     )
-    there = walkers.gap < limits.arrived
-    left = ~there if bool(there.any()) else walkers.gap <= walkers.gap.median()
-    return walkers.take(left), [part[there].double() for part in walkers.best]
+    there = iterates.gap < limits.arrived
+    left = ~there if bool(there.any()) else iterates.gap <= iterates.gap.median()
+    return iterates.take(left), [part[there].double() for part in iterates.best]
 
 
 # Where the next layer's gradient holds the features of every record.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Way:
-    """The frames that the records found have left, and walkers that have not arrived yet."""
+class Unfound:
+    """The frames that the records found have left, and iterates that have not arrived yet."""
 
     frames: Frames
-    walkers: Walkers | None = None
-    worn: int = 0  # how often beginning again brought nothing
+    iterates: Iterates | None = None
+    fruitless: int = 0  # how often beginning again brought nothing
 
 
 def search_graph(
@@ -135,31 +135,31 @@ def search_graph(
     """Records, one after the other, until the frames are empty or patience is at its end; and their
     number after each round."""
 
-    def once(found: Found, way: Way, barren: int) -> tuple[Found, Way]:
-        frames = way.frames
-        meeting = Graph(ends=frames.t.float(), features=frames.h.float(), leak=leak)
+    def once(found: Found, unfound: Unfound, barren: int) -> tuple[Found, Unfound]:
+        frames = unfound.frames
+        intersection = Graph(ends=frames.t.float(), features=frames.h.float(), leak=leak)
         room = frames.remaining
-        walkers, parts = arrivals(meeting, way.walkers, search, limits, room, generator)
+        iterates, parts = arrivals(intersection, unfound.iterates, search, limits, room, generator)
         features, duals = solve_both(frames, parts[0][distinct(parts[0], 0.99)], leak)
         near = features.inner @ frames.t.T
         features, duals = choose(features, duals, limits, frames.remaining)
         if len(features.residual):
             found = found.with_more(in_whole(whole, frames, features, duals))
-            return found, left_after(frames, features, duals, walkers, way.worn)
-        if not len(found) or way.worn >= search.patience:
-            return found, replace(way, walkers=walkers)
+            return found, left_after(frames, features, duals, iterates, unfound.fruitless)
+        if not len(found) or unfound.fruitless >= search.patience:
+            return found, replace(unfound, iterates=iterates)
         # What is wrong with a found record is wrong with the frames that it left: begin again from
         # those of all records, with the records that hold in these.
         points = torch.cat([found.y @ whole.t.T, near])
         features, duals = choose(*solve_both(whole, points, leak), limits, whole.remaining)
         again = in_whole(whole, whole, features, duals)
-        worn = way.worn + (len(again) <= len(found))
-        return again, left_after(whole, features, duals, None, worn)
+        fruitless = unfound.fruitless + (len(again) <= len(found))
+        return again, left_after(whole, features, duals, None, fruitless)
 
     return in_rounds(
         once,
         nothing_found(whole.remaining),
-        Way(frames=whole),
+        Unfound(frames=whole),
         given=(leak, search, limits),
         restore=restored,
         patience=search.patience,
@@ -167,24 +167,24 @@ def search_graph(
     )
 
 
-def restored(kept: dict[str, Any]) -> Way:
-    walkers = kept["walkers"]
-    return Way(
+def restored(kept: dict[str, Any]) -> Unfound:
+    iterates = kept["iterates"]
+    return Unfound(
         frames=Frames(**kept["frames"]),
-        walkers=None if walkers is None else Walkers(**walkers),
-        worn=kept["worn"],
+        iterates=None if iterates is None else Iterates(**iterates),
+        fruitless=kept["fruitless"],
     )
 
 
 def left_after(
-    frames: Frames, features: Pairs, duals: Pairs, walkers: Walkers | None, worn: int
-) -> Way:
+    frames: Frames, features: Pairs, duals: Pairs, iterates: Iterates | None, fruitless: int
+) -> Unfound:
     """What is left of the frames without the records of these features and duals."""
     if len(features.residual) < frames.remaining:
         four = (features.inner, features.outer, duals.outer, duals.inner)
         y, e, z, c = four
         frames = deflate(frames, Coordinates(y=y, e=e, z=z, c=c))
-    return Way(frames=frames, walkers=walkers, worn=worn)
+    return Unfound(frames=frames, iterates=iterates, fruitless=fruitless)
 
 
 def solve_both(frames: Frames, points: Tensor, leak: float) -> tuple[Pairs, Pairs]:
@@ -264,13 +264,15 @@ def search_signals(
     whole: Spaces, leak: float, search: Search, limits: Limits, generator: torch.Generator
 ) -> tuple[Found, list[float]]:
     """Duals until all are found or patience ends, and their number after each round. Points y are
-    exact in the signs of t only. All walkers start anew in every round: the space of a does not
+    exact in the signs of t only. All iterates start anew in every round: the space of a does not
     shrink, and holds what was found."""
     total = whole.a.shape[1]
 
     def once(found: Found, spaces: Spaces, barren: int) -> tuple[Found, Spaces]:
-        meeting = Signals(t=spaces.t.float(), a=spaces.a.float(), p=spaces.p.float(), leak=leak)
-        _, (t, a, _) = arrivals(meeting, None, search, limits, spaces.t.shape[1], generator)
+        intersection = Signals(
+            t=spaces.t.float(), a=spaces.a.float(), p=spaces.p.float(), leak=leak
+        )
+        _, (t, a, _) = arrivals(intersection, None, search, limits, spaces.t.shape[1], generator)
         kept = distinct(a, 0.99)
         duals = solve_duals(spaces, t[kept], a[kept], leak)
         chosen = (duals.residual < limits.residual).nonzero()[:, 0]

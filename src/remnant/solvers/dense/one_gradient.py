@@ -20,9 +20,9 @@ from remnant.errors import InputError, expected
 from remnant.solvers.dense.batch_errors import (
     dual_errors,
     graph_errors,
+    infinite_errors,
     outside_span,
-    scale_doubt,
-    unknown,
+    scale_errors,
     upright,
 )
 from remnant.solvers.dense.batch_search import (
@@ -210,7 +210,7 @@ def solve_signals(
     spaces = Spaces(t=frame, a=leading[0], p=signals, inverse1=inverse)
     found, series = search_signals(spaces, leak, search, limits, generator)
     if len(found) < len(leading[1]):
-        rough, error = found.y @ to_record, unknown(found)
+        rough, error = found.y @ to_record, infinite_errors(found)
         return Outcome(found=found, series=series, records=rough, exact=False, error=error)
     found, records = settle_duals(spaces, to_record, found, layers.first, leak)
     blur = layers.width * (noise / leading[1]).square().diag()
@@ -356,7 +356,7 @@ def fix_scale(layers: Layers, records: Tensor, full: bool) -> tuple[Tensor, bool
     seen, wanted = layers.next_gradient[:, :width], layers.next_gradient[:, width:]
     signals = torch.linalg.lstsq(features.T, seen.T, driver="gelsd").solution
     inverse = torch.linalg.lstsq(signals.T, wanted, driver="gelsd").solution
-    doubt = scale_doubt(signals, inverse, wanted, signals.T @ features - seen)
+    doubt = scale_errors(signals, inverse, wanted, signals.T @ features - seen)
     return records / inverse, bool((inverse > 0).all()), doubt
 
 

@@ -3,7 +3,7 @@
 A point has several parts, each of which lies in a known linear space, and all together lie on a
 non-linear set: pre-activations and features on the graph of the activation (`Graph`), or
 pre-activations, duals and signals that follow from each other (`Signals`). From random starts,
-reflections between the spaces and the set wander until they fall into a common point.
+reflections between the spaces and the set iterate until they fall into a common point.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.numerics import times
 
 
-class Meeting(Protocol):
-    """The linear spaces and the set. Parts are k x w each."""
+class Intersection(Protocol):
+    """Linear spaces and a non-linear set, of which a common point is sought. A point has several
+    parts, and k points at once have parts of k x w each."""
 
     @property
     def length(self) -> float:
@@ -116,8 +117,8 @@ class Graph:
         return self.rescaled(near)
 
     def rescaled(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The same at the scales of a record that fires about half of the neurons: any multiple of
-        a solution is one, and so is 0."""
+        """The same parts at a fixed length, that of a record which fires about half of the neurons:
+        without it 0, and any multiple of a solution, would be a solution."""
         t, s = parts[0], parts[1]
         length = torch.sqrt(t.square().sum(1) + s.square().sum(1)).clamp(min=1e-12)
         unit = (math.sqrt((1.5 + 0.5 * self.leak**2) * self.width) / length)[:, None]
@@ -219,10 +220,10 @@ def turned_away(rows: Tensor, found: Tensor, cosine: float, *, turns: int = 3) -
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Walkers:
-    """Parts on their way, their projection on the spaces where the gap was smallest (k x w each),
-    and that gap (k): the distance between the two projections relative to the point; 0 is a
-    solution."""
+class Iterates:
+    """K points under way: their present parts, their projection on the spaces where the gap was
+    smallest (k x w each), and that gap (k): the distance between the two projections relative to
+    the point; 0 is a solution."""
 
     parts: Sequence[Tensor]
     best: Sequence[Tensor]
@@ -231,40 +232,40 @@ class Walkers:
     def __len__(self) -> int:
         return len(self.gap)
 
-    def take(self, which: Tensor) -> Walkers:
+    def take(self, which: Tensor) -> Iterates:
         parts, best = ([part[which] for part in side] for side in (self.parts, self.best))
-        return Walkers(parts=parts, best=best, gap=self.gap[which])
+        return Iterates(parts=parts, best=best, gap=self.gap[which])
 
 
-def sent_out(parts: Sequence[Tensor], going_on: Walkers | None = None) -> Walkers:
-    """Walkers at these parts; those that go on from spaces which have changed take the place of the
-    last of them, and their gaps are not known."""
+def starting_at(parts: Sequence[Tensor], going_on: Iterates | None = None) -> Iterates:
+    """Iterates that start at these parts. going_on: iterates of an earlier round, whose spaces have
+    changed since: they replace as many of the parts, and their gaps are not known."""
     if going_on is not None:
         kept = len(parts[0]) - len(going_on)
         pairs = zip(going_on.parts, parts, strict=True)
         parts = [torch.cat([old, new[: max(0, kept)]]) for old, new in pairs]
-    return Walkers(parts=parts, best=parts, gap=torch.full_like(parts[0][:, 0], math.inf))
+    return Iterates(parts=parts, best=parts, gap=torch.full_like(parts[0][:, 0], math.inf))
 
 
-def walk(meeting: Meeting, walkers: Walkers, iterations: int) -> Walkers:
-    """So many reflections on, and then a look at the gap."""
-    parts = walkers.parts
+def reflect(intersection: Intersection, iterates: Iterates, iterations: int) -> Iterates:
+    """The iterates after so many relaxed reflections; their gap is measured after the last."""
+    parts = iterates.parts
     for _ in range(iterations):
-        on_set = meeting.nearest(parts)
+        on_set = intersection.nearest(parts)
         pairs = zip(on_set, parts, strict=True)
-        lines = meeting.project([2 * near - part for near, part in pairs])
+        lines = intersection.project([2 * near - part for near, part in pairs])
         steps = [line - near for line, near in zip(lines, on_set, strict=True)]
         parts = [part + step for part, step in zip(parts, steps, strict=True)]
-    gap = torch.cat(steps, dim=1).norm(dim=1) / meeting.length
-    better = (gap < walkers.gap)[:, None]
-    pairs = zip(lines, walkers.best, strict=True)
+    gap = torch.cat(steps, dim=1).norm(dim=1) / intersection.length
+    better = (gap < iterates.gap)[:, None]
+    pairs = zip(lines, iterates.best, strict=True)
     best = [torch.where(better, line, before) for line, before in pairs]
-    return Walkers(parts=parts, best=best, gap=torch.minimum(gap, walkers.gap))
+    return Iterates(parts=parts, best=best, gap=torch.minimum(gap, iterates.gap))
 
 
-def wander(
-    meeting: Meeting,
-    walkers: Walkers,
+def iterate(
+    intersection: Intersection,
+    iterates: Iterates,
     *,
     iterations: int,
     hurry: float = math.inf,
@@ -272,18 +273,18 @@ def wander(
     stalls: bool = False,
     stride: int = 25,
     look_back: int = 6,
-) -> Walkers:
-    """Walk until most have a gap below `arrived`, or one has after `hurry` iterations.
+) -> Iterates:
+    """Reflect until most have a gap below `arrived`, or one has after `hurry` iterations.
 
     stalls: give up where the median gap has not fallen by a tenth over the last looks, one each
     `stride` iterations.
     """
     medians: list[float] = []
     for done in range(stride, iterations + stride, stride):
-        walkers = walk(meeting, walkers, stride)
-        share = float((walkers.gap < arrived).float().mean())
-        medians.append(float(walkers.gap.median()))
+        iterates = reflect(intersection, iterates, stride)
+        share = float((iterates.gap < arrived).float().mean())
+        medians.append(float(iterates.gap.median()))
         slow = len(medians) > look_back and medians[-1] > 0.9 * medians[-1 - look_back]
         if share >= TOLERANCES.enough or (share > 0 and done >= hurry) or (stalls and slow):
             break
-    return walkers
+    return iterates

@@ -17,19 +17,20 @@ from torch.nn.functional import normalize
 
 from remnant.solvers.dense.duals import determined, fit_to_zeros, null_vectors, silent_neurons
 from remnant.solvers.dense.problem import Problem
-from remnant.solvers.dense.reflections import Graph, Signals, sent_out, wander
+from remnant.solvers.dense.reflections import Graph, Signals, iterate, starting_at
 from remnant.solvers.dense.rounds import Found, Search, in_rounds
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.numerics import apart, complement, damped_cholesky, eigenvectors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ground:
-    """The part of the span that is searched, and the spaces that images of its points lie in."""
+class Subspace:
+    """The part of the records' span that is searched, and the spaces in which pre-activations,
+    features and duals of its points lie."""
 
     basis: Tensor  # n x r, orthonormal columns
     triangle: Tensor  # r x r: takes coordinates in the basis to those in the spaces
-    meeting: Graph | Signals
+    intersection: Graph | Signals
 
     def points(self, coordinates: Tensor) -> Tensor:
         """y (k x n) of coordinates (k x r) in the spaces."""
@@ -84,8 +85,8 @@ def find_records(
     that does not do either, duals begin from what the points alone say.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
-    ground = ground_of(problem, basis, found, TOLERANCES.cosines[turn])
-    y, rough = find_rough(problem, ground, barren, search, generator)
+    subspace = subspace_of(problem, basis, found, TOLERANCES.cosines[turn])
+    y, rough = find_rough(problem, subspace, barren, search, generator)
     z, sure = fit_duals(problem, y, rough)
     if problem.signals is None and not bool(sure.any()):
         y = refined(problem, basis, y)
@@ -98,34 +99,34 @@ def find_records(
 
 
 def find_rough(
-    problem: Problem, ground: Ground, barren: int, search: Search, generator: torch.Generator
+    problem: Problem, subspace: Subspace, barren: int, search: Search, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Different points y (k x n) of the ground, smallest gaps first, and rough duals z (k x n)."""
-    meeting = ground.meeting
-    starts = min(search.starts, max(8, 2 * ground.basis.shape[1]))
+    """Different points y (k x n), smallest gaps first, and rough duals z (k x n) of each."""
+    intersection = subspace.intersection
+    starts = min(search.starts, max(8, 2 * subspace.basis.shape[1]))
     iterations = search.iterations * (3 if barren else 1)
-    if meeting.keep_apart:
+    if intersection.keep_apart:
         iterations = (iterations + 1) // 2
-    graph = isinstance(meeting, Graph)
-    begun = sent_out(meeting.starts(starts, generator))
-    walkers = wander(meeting, begun, iterations=iterations, stalls=graph)
-    walkers = walkers.take(walkers.gap.argsort())
-    near = max(4, int((walkers.gap < TOLERANCES.gap).sum()))
-    y = oriented_points(problem, ground.points(meeting.coordinates(walkers.best)[:near]))
+    graph = isinstance(intersection, Graph)
+    begun = starting_at(intersection.starts(starts, generator))
+    iterates = iterate(intersection, begun, iterations=iterations, stalls=graph)
+    iterates = iterates.take(iterates.gap.argsort())
+    near = max(4, int((iterates.gap < TOLERANCES.gap).sum()))
+    y = oriented_points(problem, subspace.points(intersection.coordinates(iterates.best)[:near]))
     one = (y @ problem.span.right[:, -1:]).clamp(min=1e-12)
     kept = apart(y / one, 0.1)
-    dual = walkers.best[3 if graph else 1][:near][kept]
+    dual = iterates.best[3 if graph else 1][:near][kept]
     return y[kept], dual.double() @ problem.span.left / math.sqrt(len(problem.start))
 
 
-def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> Ground:
+def subspace_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> Subspace:
     """The span of `basis` (n x r), in which points have at most that cosine with each other and
     with those found; of few dimensions any."""
     left = problem.span.left / math.sqrt(len(problem.start))
     if problem.signals is not None:
         ends, triangle = torch.linalg.qr(problem.start @ basis)
         signals = Signals(t=ends.float(), a=left.float(), p=problem.signals.float())
-        return Ground(basis=basis, triangle=triangle, meeting=signals)
+        return Subspace(basis=basis, triangle=triangle, intersection=signals)
     # Orthonormal columns by the Gram matrix: those of random weights are far from dependent.
     across = problem.gram @ basis
     triangle = damped_cholesky((basis.T @ across)[None], 1e-13)[0].T
@@ -143,7 +144,7 @@ def ground_of(problem: Problem, basis: Tensor, found: Found, cosine: float) -> G
         found=divided(found.y / length @ across).float(),
         cosine=cosine if basis.shape[1] >= 4 else 1.0,
     )
-    return Ground(basis=basis, triangle=triangle, meeting=graph)
+    return Subspace(basis=basis, triangle=triangle, intersection=graph)
 
 
 def fit_duals(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:

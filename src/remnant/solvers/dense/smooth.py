@@ -171,6 +171,9 @@ def propose(
     frame, triangle = torch.linalg.qr(problem.start @ basis)
     count = min(search.starts, max(4, 2 * basis.shape[1]))
     drawn = torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64)
+    if problem.signals is None and len(found):  # no dual excludes what was found
+        known = torch.linalg.qr(frame.T @ problem.start @ found.T)[0]
+        drawn = drawn - (drawn @ known) @ known.T
     sizes = likely_sizes(problem, found, count, generator) * math.sqrt(len(frame))
     u = on_sphere(problem, frame, normalize(drawn, dim=1) * sizes[:, None])
     y = torch.linalg.solve_triangular(triangle, u.T, upper=True).T @ basis.T

@@ -198,9 +198,10 @@ class Descent:
 # For networks with PyTorch's initial weights, in a fifth of the paper's steps: what enters their
 # ReLUs spreads so little that at the paper's last temperature, 200, a softplus is not one yet.
 SHARPENED = Descent(temperature=(10.0, 1000.0), cosine=True, steps=16_000)
-# For weights of thrice that variance, 1/fan_in as in the paper: there 1000 is steep, and a rise by
-# equal sums is past what the candidates can follow early on. (PyTorch's networks fare worse by it.)
-GRADUAL = replace(SHARPENED, geometric=True)
+# For weights of thrice that variance, 1/fan_in as in the paper: its own temperatures, and duals in
+# their own unit. Those of such networks are a tenth and less of what the paper's range begins with,
+# and at its rate they would jump about the size that they ought to have.
+FAIR = Descent(own_duals=True, cosine=True, steps=16_000)
 # Paper 000's settings for networks of any scale, in an eighth of its steps.
 SCALED = Descent(scaled=True, temperature=(0.6, 60.0), cosine=True, steps=10_000)
 
