@@ -142,7 +142,7 @@ class KKT:
         spare = 1.0 if records_of(target) else TOLERANCES.spare_rank
         rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
-        duals = replace(duals, least=self.lambda_min or 0.0)
+        duals = replace(duals, least=self.lambda_min or 0.0, first=first_dual(layers, duals))
         problem = pose(
             layers,
             target.input_shape,
@@ -256,6 +256,15 @@ def duals_for(target: Target, outputs: int, m: int, objective: Objective | None)
         labels=labels,
         outputs=outputs,
     )
+
+
+def first_dual(layers: tuple[Layer, ...], duals: Duals) -> float:
+    """Where each dual begins. The last layer tells their sum: |W|^2 = sum_i dual_i (margin of i),
+    and a descent that begins above it keeps large duals on few candidates."""
+    if duals.objective == "free":
+        return TOLERANCES.first_dual
+    held = float(layers[-1].weight.square().sum())
+    return TOLERANCES.first_share * held / len(duals.labels)
 
 
 def public_inputs(target: Target) -> Tensor | None:
