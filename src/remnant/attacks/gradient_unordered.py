@@ -35,6 +35,9 @@ def from_encoder(
     again = compute_again(held.model, layout, evidence, rows, outputs_for)
     if isinstance(again, str):
         return nothing(target, Status.INCONCLUSIVE, f"{found.reason}, but {again}")
+    if again.error > Tolerances().plausible:
+        reason = in_words(found.reason, again, False, held.whose)
+        return nothing(target, Status.INCONCLUSIVE, reason)
     sure = again.error < bound_of(held, again)
     texts, labels = rows, again.labels
     if labels is not None and labels.ndim == 2:

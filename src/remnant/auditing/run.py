@@ -7,12 +7,9 @@ that an audit that was interrupted goes on with the next one and ends with the s
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
-
-from torch import nn
 
 from remnant.attacks import Attack
 from remnant.attacks.made import make_attack
@@ -20,20 +17,24 @@ from remnant.auditing.advice import advice
 from remnant.auditing.assess import assess
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
+from remnant.auditing.described import about
 from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import with_fit
 from remnant.auditing.grounds import Proof
 from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
+from remnant.auditing.membership import membership
+from remnant.auditing.mistakes import fits_better, mistakes
 from remnant.auditing.preflight import preflight
-from remnant.auditing.promise import promise
+from remnant.auditing.prepared import Prepared, prepared
+from remnant.auditing.promise import promise, promised
 from remnant.auditing.proof import prove, undisguised
+from remnant.auditing.shadow_models import likelihood
 from remnant.auditing.strangers import Strangers, strangers_of
 from remnant.auditing.texts import assess_texts
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
-from remnant.models.linear_model import LinearModel
 from remnant.progress import task
 from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle
@@ -83,8 +84,13 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
     case = replace(case, target=_told(case))
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
-    strangers = strangers_of(case)
-    attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
+    strangers, wrong = strangers_of(case), mistakes(case)
+    case, strangers, attacks, candidates, timings = _attack_in_turn(
+        case, plan, run, rows, strangers
+    )
+    left = None if plan.budget is None else plan.budget - sum(timings.values())
+    with keeping_states(run):
+        members = membership(case, strangers, likelihood(case, strangers, plan.seed, left))
     attacks = with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
@@ -92,7 +98,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     result = Audit(
         verdict=verdict,
         sentence=sentence,
-        target=_about(case),
+        target=about(case),
         attacks=attacks,
         exposed=exposure_list(attacks),
         advice=advice(case, attacks, rows),
@@ -105,7 +111,9 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             {k: row[k] for k in ("attack", "title", "applies", "why", "stronger")} for row in rows
         ],
         trials=[{"attack": a.attack, "verdict": a.verdict, "reason": a.reason} for a in attacks],
-        notes=_notes(case, strangers, attacks),
+        notes=[*wrong, *_notes(case, strangers, attacks)],
+        membership=members,
+        privacy=None if case.ledger is None else promised(case.ledger, case.delta),
         images=plan.images,
         redacted=plan.redacted,
     )
@@ -123,10 +131,18 @@ def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> lis
     """Sentences about the data for the top of the page; for attacks that proved nothing also how
     the records may have to be prepared."""
     said = [*strangers.notes, *case.assumed]
+    if case.prepared:
+        said.append(
+            f"Training saw your records {case.prepared}, which was not given: they came back so, "
+            "and the audit applied it. Give --mean and --std to have it from the start."
+        )
     for row in attacks:
         if row.verdict == Verdict.INCONCLUSIVE and row.finding is not None:
             better = better_preparation(case, row.attack)
             said += [better] if better and better not in said else []
+    if not case.prepared and all(row.verdict != Verdict.EXPOSED for row in attacks):
+        better = None if said else fits_better(case)
+        said += [better] if better else []
     return said
 
 
@@ -142,8 +158,11 @@ def _told(case: Case) -> Target:
 
 def _attack_in_turn(
     case: Case, plan: Plan, run: Run, rows: Sequence[Mapping[str, Any]], strangers: Strangers
-) -> tuple[list[Attacked], dict[str, Candidates], dict[str, float]]:
-    """Each attack of the preflight within the budget; candidates by file, CPU seconds by attack."""
+) -> tuple[Case, Strangers, list[Attacked], dict[str, Candidates], dict[str, float]]:
+    """Each attack of the preflight within the budget; candidates by file, CPU seconds by attack.
+
+    The case and its strangers come back with the scaling that an attack may have brought to light.
+    """
     attacks: list[Attacked] = []
     candidates: dict[str, Candidates] = {}
     begun, timings = time.process_time(), dict[str, float]()
@@ -152,7 +171,9 @@ def _attack_in_turn(
         for row in rows:
             start = time.process_time()
             left = None if plan.budget is None else plan.budget - (start - begun)
-            attacked, found = _attack(case, plan, run, row, left, strangers, among)
+            attacked, found, better = _attack(case, plan, run, row, left, strangers, among)
+            if better is not None:
+                case, strangers = better.case, better.strangers
             timings[attacked.attack] = round(time.process_time() - start, 3)
             attacks.append(attacked)
             if found is not None and attacked.candidates is not None:
@@ -163,7 +184,7 @@ def _attack_in_turn(
         attacks.append(read[0])
         if read[0].candidates is not None:
             candidates[read[0].candidates] = read[1]
-    return attacks, candidates, timings
+    return case, strangers, attacks, candidates, timings
 
 
 def _attack(
@@ -174,7 +195,7 @@ def _attack(
     left: float | None,
     strangers: Strangers,
     among: int,
-) -> tuple[Attacked, Candidates | None]:
+) -> tuple[Attacked, Candidates | None, Prepared | None]:
     name = row["attack"]
     attack = make_attack(name, plan.settings.get(name, {}))
     blank = Attacked(
@@ -186,21 +207,32 @@ def _attack(
         reason=row["why"],
     )
     if not row["applies"]:
-        return blank, None
+        return blank, None, None
     if left is not None and row["seconds"] > left:
-        reason = f"left out: it takes some {row['seconds']:g} s and {max(left, 0):.0f} s are left"
-        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
+        reason = (
+            f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s and "
+            f"{max(left, 0):.0f} s are left"
+        )
+        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     try:
         with at_most(left):
             found = play(case, name, attack, plan, run)
+            better = prepared(case, found, strangers)
+            if better is not None:
+                case, found, strangers = better.case, better.found, better.strangers
             finding = _score(case, name, found, plan, strangers)
+            if better is not None:
+                proof = Proof.read(finding).among(better.tries, case.prepared)
+                finding = proof.added_to(finding, finding.per_record)
             control = None
             unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
             if plan.control or (unsure and plan.control is None):
                 control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
-        reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
-        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
+        reason = (
+            f"stopped by the budget of {plan.budget:g} s, of which it had the last {left:.0f} s"
+        )
+        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     verdict, reason = judge(finding, control, attacks=among, assumed=case.assumed)
     file = _file(name) if plan.images and len(found) else None
     bound = None
@@ -209,15 +241,19 @@ def _attack(
         bound = promise(finding, case.truth, case.public, case.ledger, case.delta, left_out=alone)
         if bound["violated"]:
             reason = f"{bound['text']}; {reason}"
-    return replace(
-        blank,
-        verdict=verdict,
-        reason=reason,
-        finding=finding,
-        control=control,
-        candidates=file,
-        bound=bound,
-    ), found
+    return (
+        replace(
+            blank,
+            verdict=verdict,
+            reason=reason,
+            finding=finding,
+            control=control,
+            candidates=file,
+            bound=bound,
+        ),
+        found,
+        better,
+    )
 
 
 def play(
@@ -365,27 +401,3 @@ def _not_in(examples: Examples, taken: Examples) -> Examples | None:
     gone = set(taken.ids)
     left = [i for i, one in enumerate(examples.ids) if one not in gone]
     return examples.take(left) if left else None
-
-
-def _about(case: Case) -> dict[str, Any]:
-    model = case.target.model
-    own = model.features if isinstance(model, LinearModel) else ()
-    features = case.truth.features or own
-    return {
-        "model": type(model).__name__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "layers": _layers(model),
-        "records": len(case.truth),
-        "data": case.truth.name,
-        "shape": list(case.truth.shape),
-        **({"text": True} if case.truth.are_texts else {}),
-        **({"features": list(features)} if features else {}),
-    }
-
-
-def _layers(model: nn.Module, most: int = 24) -> list[str]:
-    """The kinds of all layers in turn; past `most` how many of each there are."""
-    kinds = [type(m).__name__ for m in model.modules() if not list(m.children())]
-    if len(kinds) <= most:
-        return kinds
-    return [f"{count} {kind}" for kind, count in Counter(kinds).items()]

@@ -108,4 +108,8 @@ def show(result: Audit, stored: Run) -> None:
         print_line(f"  {row.title}: {row.verdict}; {row.reason}")
         if row.bound is not None and not row.bound["violated"]:  # else the reason begins with it
             print_line(f"    by the ledger: {row.bound['text']}")
+    if result.membership is not None:
+        print_line(f"  Membership (not reconstruction): {result.membership['sentence']}")
+    if result.privacy is not None:
+        print_line(f"  By the ledger: {result.privacy['text']}")
     print_place(stored, ("report.html", "finding.json"))

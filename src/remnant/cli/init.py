@@ -129,6 +129,7 @@ def spec_text(arguments: argparse.Namespace) -> str:
             "data": "",
             "holdout": "test.npz",
             "public": "other.npz",
+            "canaries": "canaries.npz",
         },
     } | ({} if linear else network) | ALL  # fmt: skip
     lines = ["# What remnant audits. Relative paths are relative to this file."]

@@ -65,7 +65,7 @@ def add(verbs: Any) -> None:
     for name, summary in SUMMARIES.items():
         example = f"remnant study {name} --quick --out found"
         parser = add_verb(studies, name, example, summary=summary, run=run)
-        parser.add_argument("--quick", action="store_true", help="a smaller grid, within a minute")
+        parser.add_argument("--quick", action="store_true", help="smaller, in a minute or two")
         changed = parser.add_argument_group("in place of the study's own (several by commas)")
         changed.add_argument("--data", metavar="NAME", type=commas, help="datasets, as for `audit`")
         words = "two classes (odd-even, animal-vehicle), all classes, or what the study calls so"

@@ -101,7 +101,7 @@ def recover_texts(
     if isinstance(tables, str):
         return Texts(rows=[], counted=None, reason=tables)
     tokens, places = locate(layout, evidence, tables, states)
-    counted = int((places == 0).sum())
+    counted = int((places == 0).sum()) if len(states) == states.counted else None
     pairs, kind = torch.stack([places, tokens], 1).unique(dim=0, return_inverse=True)
     inputs = tables.states(layout, evidence.start, pairs[:, 1], pairs[:, 0])
     if layout.norm_first:
@@ -112,7 +112,7 @@ def recover_texts(
     return Texts(
         rows=rows,
         counted=counted,
-        reason=f"{len(rows)} of {counted} texts put together from {len(states)} token states",
+        reason=f"{len(rows)} texts put together from {len(states)} of {states.counted} tokens",
     )
 
 

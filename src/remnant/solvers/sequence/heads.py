@@ -31,6 +31,7 @@ class Tolerances:
 
     exact: float = 5.0  # times its own rounding: right records leave 1, a byte off by one 40
     least: float = 1e-9  # error of the computation itself, in double precision
+    plausible: float = 0.5  # above, texts are not even worth showing
     near: float = 1e-3  # records that are no whole numbers: theirs is told by solving once more
     safety: float = 25.0  # of a squared error by one more solution: 20 batches stayed below 8
     silent: float = 1e-3  # share of the largest loss at a token that counts as none

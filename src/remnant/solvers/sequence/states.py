@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from remnant.solvers.dense.one_gradient import Layers, recover_batch
 from remnant.solvers.dense.resimulate import Resimulation, resimulate
 from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.tolerances import TOLERANCES, Tolerances
 from remnant.solvers.numerics import slope_at
 from remnant.solvers.sequence.layouts import (
     Layout,
@@ -27,16 +28,20 @@ from remnant.solvers.sequence.layouts import (
     linear,
     stacked,
 )
+from remnant.solvers.spans import rounding_level
 from remnant.types import Evidence
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class States:
     """One row a token (T x width). before: the state that attention is added to, its mean taken
-    off, which no norm shows. gathered: what attention gathered, before its output layer."""
+    off, which no norm shows. gathered: what attention gathered, before its output layer. counted:
+    how many tokens there are; where some are not found (nearly equal to others, mostly), the share
+    of each is attributed to those that are, and all figures are off by a little."""
 
     before: Tensor
     gathered: Tensor
+    counted: int
 
     def __len__(self) -> int:
         return len(self.before)
@@ -63,16 +68,17 @@ def read_states(
         down_gradient=stacked(gradient, [block.down])[0].T,
         activation=activation if isinstance(activation, nn.Module) else _Applied(activation),
     )
-    inputs = all_records(layers, evidence.precision, generator)
-    if isinstance(inputs, str):
-        return f"the tokens' states in the first block: {inputs}"
+    found = all_records(layers, evidence.precision, generator)
+    if isinstance(found, str):
+        return f"the tokens' states in the first block: {found}"
+    inputs, counted = found
     again = layers.again(inputs)
     up = stacked(weights, block.up)[0][:-1]
     unit = _unit(weights, norm, inputs)
     coming = again.duals @ up.T  # the gradient at the perceptron's inputs
     past = again.signals if layout.norm_first else torch.zeros_like(again.signals)
     coming = coming if layout.norm_first else coming + again.signals
-    return _behind_norm(layout, evidence, norm, unit, past, coming)
+    return _behind_norm(layout, evidence, norm, unit, past, coming, counted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,14 +126,22 @@ class Perceptron:
         return replace(self, up_gradient=up, down_gradient=down)
 
 
-def all_records(layers: Perceptron, precision: float, generator: torch.Generator) -> Tensor | str:
-    """The inputs (T x width) of all records of a perceptron, or what was found of them.
+def all_records(
+    layers: Perceptron, precision: float, generator: torch.Generator
+) -> tuple[Tensor, int] | str:
+    """The inputs (T x width) of the records of a perceptron that were found, and how many it has.
 
     The search takes records that are nearly equal, as the first token of every text is, for one:
-    what it finds is taken off, and the rest is searched again.
+    what it finds is taken off, and the rest is searched again, until nothing more is found.
     """
-    found, left, total = list[Tensor](), None, 0
-    while left is None or left > 0:
+    counted = count_down_to_rounding(layers, precision)
+    if counted is None:
+        width = layers.up.shape[1] - 1
+        return (
+            f"there are at least as many as the width, {width}, or noise hides how many there are"
+        )
+    found, left = list[Tensor](), counted
+    while left > 0:
         dense = Layers(
             first=layers.up,
             first_gradient=layers.up_gradient,
@@ -140,14 +154,30 @@ def all_records(layers: Perceptron, precision: float, generator: torch.Generator
         )
         search = Search(iterations=8000, patience=5)
         recovery = recover_batch(dense, count=left, search=search, generator=generator)
-        total = total or recovery.counted
         if not len(recovery.inputs) or not bool(recovery.inputs.isfinite().all()):
-            return f"{total - (left or total)} of {total} found; {recovery.reason}"
+            if not found:
+                return f"0 of {counted} found; {recovery.reason}"
+            break
         found.append(recovery.inputs)
-        left = recovery.counted - len(recovery.inputs)
-        if left:
-            layers = layers.without(recovery.inputs, recovery.counted)
-    return torch.cat(found)
+        if len(recovery.inputs) < left:
+            layers = layers.without(recovery.inputs, left)
+        left -= len(recovery.inputs)
+    return torch.cat(found), counted
+
+
+def count_down_to_rounding(
+    layers: Perceptron, precision: float, limits: Tolerances = TOLERANCES
+) -> int | None:
+    """The number of records, nearly equal ones too: where the spectrum of either layer's gradient
+    falls onto its rounding, however wide the gap above those. None without such a fall."""
+    counts = list[int]()
+    for gradient in (layers.up_gradient, layers.down_gradient):
+        values, level = torch.linalg.svdvals(gradient), rounding_level(gradient, precision)
+        inner = values[: len(values) - limits.noise_values]
+        fall = inner[:-1] > limits.smallest_gap * inner[1:].clamp_min(level)
+        ends = fall & (inner[1:] < limits.rounding_room * level)
+        counts += (ends.nonzero()[-1:, 0] + 1).tolist()
+    return max(counts, default=None)
 
 
 class _Applied(nn.Module):
@@ -169,7 +199,13 @@ def _unit(weights: Weights, norm: Norm, outputs: Tensor) -> Tensor:
 
 
 def _behind_norm(
-    layout: Layout, evidence: Evidence, norm: Norm, unit: Tensor, past: Tensor, coming: Tensor
+    layout: Layout,
+    evidence: Evidence,
+    norm: Norm,
+    unit: Tensor,
+    past: Tensor,
+    coming: Tensor,
+    counted: int,
 ) -> States:
     """Back through the norm: its sizes, what attention gathered, and the states before it.
 
@@ -187,7 +223,8 @@ def _behind_norm(
     gathered = solve(signals.T, matrix)[:, :-1]
     added = linear(evidence.start, out, gathered)
     before = unit / inverse - added
-    return States(before=before - before.mean(1, keepdim=True), gathered=gathered)
+    centred = before - before.mean(1, keepdim=True)
+    return States(before=centred, gathered=gathered, counted=counted)
 
 
 def solve(columns: Tensor, wanted: Tensor) -> Tensor:

@@ -89,9 +89,9 @@ def recover_images(
     states = read_states(model, layout, evidence, generator=generator)
     if isinstance(states, str):
         return _none(shape, states)
-    counted, rest = divmod(len(states), patches.count + 1)
+    counted, rest = divmod(states.counted, patches.count + 1)
     if rest:
-        each = f"{len(states)} token states, which are no whole images of {patches.count + 1}"
+        each = f"{states.counted} tokens, which are no whole images of {patches.count + 1}"
         return _none(shape, each)
     found, places = locate(evidence, layout, patches, states, counted)
     records = together(evidence.start, layout, patches, states, found, places)
@@ -99,7 +99,8 @@ def recover_images(
     return Images(
         inputs=whole(images.reshape(len(records), patches.count, -1), patches, grid),
         counted=counted,
-        reason=f"{len(records)} of {counted} images put together from {len(states)} token states",
+        reason=f"{len(records)} of {counted} images put together from {len(states)} of "
+        f"{states.counted} tokens",
     )
 
 
