@@ -74,7 +74,7 @@ class KKT:
     )
     candidates: int | None = setting(None, "in each start (default: twice the records)")
     starts: int = setting(4, "independent sets of candidates")
-    steps: int | None = setting(None, "of each start (default: 1000; paper: 50000)")
+    steps: int | None = setting(None, "of each start (default: 600; paper: 50000)")
     rank: int | None = setting(None, "of the first dense layer (default: the records)")
     inner_rank: int | None = setting(40, "of dense layers between")
     lambda_min: float | None = setting(None, "smallest dual (default: 0; paper: drawn)")
@@ -115,7 +115,7 @@ class KKT:
 
     def cost(self, scene: Scene) -> Cost:
         n, count = scene.records, scene.parameters
-        return Cost(work=4 * 1000 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
+        return Cost(work=4 * 600 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """Trained from fresh weights to stationarity with weight decay, the way that leaks."""
