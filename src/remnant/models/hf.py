@@ -28,11 +28,6 @@ CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 
 
-def is_hf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a directory by `save_pretrained`, of a model or of an adapter."""
-    return any((Path(path) / name).is_file() for name in (CONFIG, ADAPTER))
-
-
 def read_hf(
     directory: str | os.PathLike[str],
     *,
