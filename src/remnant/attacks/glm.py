@@ -111,8 +111,12 @@ class GLM:
         """Where the solver stopped early, some 40 Jacobians by differences, a fit a feature: 0.2
         billion multiply-adds' time each, by measurement with scikit-learn's defaults."""
         n, d = scene.records, math.prod(scene.target.input_shape)
-        model = cast(LinearModel, scene.target.model)
-        early = model.family != "linear" and (model.tolerance or 1.0) > TOLERANCES.converged
+        model = scene.target.model
+        early = (
+            isinstance(model, LinearModel)
+            and model.family != "linear"
+            and (model.tolerance or 1.0) > TOLERANCES.converged
+        )
         turns = TOLERANCES.refits / min(LEFT_OUT.most, n)  # that have such a search
         search = turns * 40 * (d + 2) * 0.2 if early and self.attempts else 0.0
         return Cost(work=in_steps(1e-8 * n * d * d) + search, memory=8.0 * 20 * n * d)
