@@ -210,7 +210,7 @@ def test_labels_and_objectives_follow_what_is_known():
     assert duals_for(told, 10, 6, None).labels.tolist() == [3, 3, 7, 3, 3, 7]
     found = KKT(starts=1, steps=2)(told, generator=seeded())
     assert found.stated.counted == 3
-    assert set(found.labels.tolist()) == {3, 7}
+    assert set(found.labels.tolist()) <= {3, 7}
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,8 @@ def first_dual(layers: tuple[Layer, ...], duals: Duals) -> float:
     if duals.objective == "free":
         return TOLERANCES.first_dual
     held = float(layers[-1].weight.square().sum())
-    return TOLERANCES.first_share * held / len(duals.labels)
+    most = torch.finfo(torch.float32).max  # weights far out: the descent says so
+    return min(most, TOLERANCES.first_share * held / len(duals.labels))
 
 
 def public_inputs(target: Target) -> Tensor | None:
