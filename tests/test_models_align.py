@@ -108,7 +108,7 @@ MISMATCHES = [
      "these weights look like mlp:4-3-3-2"),
     ("mlp:4-3-3", plain(4, 3), "w: expected 4 tensors, one a parameter, got 2; "
      "these weights look like mlp:4-3"),
-    ("mlp:4-3:nobias", plain(4, 3), "expected 1 tensors, one a parameter, got also 0.bias (3,)"),
+    ("mlp:4-3:nobias", plain(4, 3), "the weights of this model, got left over 0.bias (3,)"),
     ("mlp:4-3", nn.Conv2d(1, 1, 3), "w: 1.weight: expected (3, 4), got (1, 1, 3, 3); "
      "give the model that they belong to"),
     ("mlp:10-20-10", plain(20, 10, 20), "1.weight: expected (20, 10), got (10, 20)"),
