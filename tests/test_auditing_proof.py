@@ -10,8 +10,9 @@ import torch
 from remnant.auditing.case import Case, halves
 from remnant.auditing.disguises import better_preparation, disguises, reordered
 from remnant.auditing.explained import explained, known_of_layer, unexplained
+from remnant.auditing.playing import Plan
 from remnant.auditing.proof import claims_of, in_disguise, marks, prove, undisguised
-from remnant.auditing.run import Plan, _score
+from remnant.auditing.run import _score
 from remnant.auditing.strangers import strangers_of
 from remnant.auditing.written import written
 from remnant.data import load, split
