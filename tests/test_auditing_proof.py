@@ -307,3 +307,17 @@ def test_identical_records_are_all_listed():
     assert all(row["correlation"] > 0.99 and row["candidate"] == 0 for row in rows)
     again = prove(case, back, finding, strangers_of(case))
     assert again.summary["proof"]["claimed"] == 2
+
+
+def test_likenesses_are_compared_only_where_nothing_is_certified():
+    case = case_of()
+    near = SIDES.train.inputs[:12] + 0.05
+    sure = _score(case, "ntk", found_in(case, near), Plan(), strangers_of(case))
+    assert sure.summary["proof"]["rank_p"] is None
+    near = torch.cat([near, torch.full_like(near[:1], 0.5)])
+    near[-1, ..., 0] = torch.nan  # a candidate that is not finite is left out, the others count
+    likely = _score(case, "ntk", found_in(case, near, passed=False), Plan(), strangers_of(case))
+    assert likely.summary["proof"]["rank_p"] < 0.01
+    proved = [row["claimed"] or row["above"] for row in likely.per_record]
+    assert 0 < sum(proved) < len(proved)
+    assert proved == sorted(proved, reverse=True)

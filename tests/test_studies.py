@@ -98,8 +98,8 @@ TINY = {
     },
     "ntk-grid": {"width": [48], "records": [4], "task": ["odd-even"], "data": "digits"},
     "onion": {
-        "removed balanced attack": [("random", True, "paper")], "records": 8, "remove": 2,
-        "rounds": 1, "per_root": 8.0, "steps": 5, "data": "digits",
+        "removed balanced attack dynamics": [("random", True, "paper", "standard")],
+        "records": 8, "remove": 2, "rounds": 1, "per_root": 8.0, "steps": 5, "data": "digits",
     },
 }  # fmt: skip
 

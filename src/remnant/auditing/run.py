@@ -23,7 +23,7 @@ from remnant.auditing.fitting import with_fit
 from remnant.auditing.grounds import Proof
 from remnant.auditing.membership import membership
 from remnant.auditing.mistakes import fits_better, mistakes
-from remnant.auditing.playing import Plan, file_of, play
+from remnant.auditing.playing import Plan, file_of, play, unbounded
 from remnant.auditing.preflight import preflight
 from remnant.auditing.prepared import Prepared, prepared
 from remnant.auditing.promise import promise, promised
@@ -180,7 +180,8 @@ def _attack(
     )
     if not row["applies"]:
         return blank, None, None
-    if left is not None and row["seconds"] > left:
+    each = attack.about.leave_one is not None  # then as many records as there is time for
+    if left is not None and row["seconds"] > left and not (each and left > 0):
         reason = (
             f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s and "
             f"{max(left, 0):.0f} s are left"
@@ -232,6 +233,8 @@ def _tried(
     control where the plan wants one."""
     found = play(case, name, attack, plan, run)
     better = prepared(case, found, strangers)
+    if better is None:
+        better = unbounded(case, name, attack, plan, run, strangers, found)
     if better is not None:
         case, found, strangers = better.case, better.found, better.strangers
     finding = _score(case, name, found, plan, strangers)
