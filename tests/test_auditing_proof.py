@@ -321,3 +321,13 @@ def test_likenesses_are_compared_only_where_nothing_is_certified():
     proved = [row["claimed"] or row["above"] for row in likely.per_record]
     assert 0 < sum(proved) < len(proved)
     assert proved == sorted(proved, reverse=True)
+
+
+def test_records_whose_pixels_came_back_in_another_order_are_told():
+    case = case_of()  # numbers in another order are those of raw pixels: no mean is taken off
+    case = replace(case, target=replace(case.target, scaling=Scaling()))
+    order = torch.randperm(64, generator=seeded(4))
+    mixed = SIDES.train.inputs[:3].flatten(1)[:, order].reshape(-1, 1, 8, 8)
+    for back, count in ((mixed, 3), (SIDES.train.inputs[:3], 0)):
+        finding = _score(case, "ntk", found_in(case, back), Plan(), strangers_of(case))
+        assert finding.summary["proof"]["reordered"] == count
