@@ -193,20 +193,9 @@ def _attack(
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     try:
         with at_most(left):
-            found = play(case, name, attack, plan, run)
-            better = prepared(case, found, strangers)
-            if better is None:
-                better = unbounded(case, name, attack, plan, run, strangers, found)
-            if better is not None:
-                case, found, strangers = better.case, better.found, better.strangers
-            finding = _score(case, name, found, plan, strangers)
-            if better is not None:
-                proof = Proof.read(finding).among(better.tries, case.prepared)
-                finding = proof.added_to(finding, finding.per_record)
-            control = None
-            unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
-            if plan.control or (unsure and plan.control is None):
-                control = _control(case, name, attack, plan, run, among)
+            case, found, better, finding, control = _tried(
+                case, name, attack, plan, run, strangers, among
+            )
     except OutOfTimeError:
         reason = (
             f"stopped by the budget of {plan.budget:g} s, of which it had the last {left:.0f} s"
@@ -233,6 +222,34 @@ def _attack(
         found,
         better,
     )
+
+
+def _tried(
+    case: Case,
+    name: str,
+    attack: Attack,
+    plan: Plan,
+    run: Run,
+    strangers: Strangers,
+    among: int,
+) -> tuple[Case, Candidates, Prepared | None, Finding, Control | None]:
+    """Play the attack and score it, on the records as they turn out to have been prepared, and its
+    control where the plan wants one."""
+    found = play(case, name, attack, plan, run)
+    better = prepared(case, found, strangers)
+    if better is None:
+        better = unbounded(case, name, attack, plan, run, strangers, found)
+    if better is not None:
+        case, found, strangers = better.case, better.found, better.strangers
+    finding = _score(case, name, found, plan, strangers)
+    if better is not None:
+        proof = Proof.read(finding).among(better.tries, case.prepared)
+        finding = proof.added_to(finding, finding.per_record)
+    control = None
+    unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
+    if plan.control or (unsure and plan.control is None):
+        control = _control(case, name, attack, plan, run, among)
+    return case, found, better, finding, control
 
 
 def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers) -> Finding:
