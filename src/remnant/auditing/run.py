@@ -139,8 +139,10 @@ def _attack_in_turn(
     candidates: dict[str, Candidates] = {}
     begun, timings = time.process_time(), dict[str, float]()
     among = 1 + sum(row["applies"] for row in rows)  # tests that share the chance of error
+    # Under a budget the quick ones first, so that a slow one does not take their time.
+    quick = sorted(rows, key=lambda row: row["seconds"] or 0.0)
     with task("auditing", len(rows)) as step:
-        for row in rows:
+        for row in rows if plan.budget is None else quick:
             start = time.process_time()
             left = None if plan.budget is None else plan.budget - (start - begun)
             attacked, found, better = _attack(case, plan, run, row, left, strangers, among)
@@ -151,6 +153,8 @@ def _attack_in_turn(
             if found is not None and attacked.candidates is not None:
                 candidates[attacked.candidates] = found
             step(note=attacked.attack)
+    turn = [row["attack"] for row in rows]
+    attacks.sort(key=lambda attacked: turn.index(attacked.attack))
     read = _written(case, plan, strangers, among)
     if read is not None:
         attacks.append(read[0])
