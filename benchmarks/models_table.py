@@ -1,4 +1,4 @@
-"""The table of docs/research/models.md: ordinary models, each read, preflighted and audited by the commands.
+"""The table of docs/research/models.md: ordinary models, each read, preflighted and audited.
 
     python benchmarks/models_table.py                       # all, a minute or two each at most
     python benchmarks/models_table.py --only 'dense*,GRU'
