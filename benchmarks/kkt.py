@@ -32,7 +32,7 @@ from remnant.types import Finding
 def victims(seeds: range, task: str, records: int, width: int) -> Iterator[tuple[int, Scene]]:
     digits = load("mnist")
     for seed in seeds:
-        yield seed, make_victim(digits, records=records, width=width, task=task, seed=seed)
+        yield seed, make_victim(digits, records=records, width=width, loss=task, seed=seed)
 
 
 def attack(victim: Scene, how: KKT, seed: int) -> tuple[int, int, float, Tensor]:
@@ -75,7 +75,7 @@ def tabulate(args: argparse.Namespace) -> None:
             examples,
             records=args.records,
             width=args.width,
-            task=args.task,
+            loss=args.task,
             seed=seed,
             model=args.model,
             lr=args.lr,

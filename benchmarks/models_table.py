@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="*", help="patterns of names, by comma")
     parser.add_argument("--work", type=Path, help="where models and results are kept")
-    parser.add_argument("--budget", default="60s", help="of each audit's attacks")
+    parser.add_argument("--budget", default="10s", help="of each audit's attacks")
     parser.add_argument("--into", type=Path, help="a Markdown file to put the table into")
     options = parser.parse_args()
     options.work = options.work or Path(tempfile.mkdtemp(prefix="remnant-models-"))
@@ -62,6 +62,10 @@ def run_one(name: str, options: argparse.Namespace) -> Row:
     """Make the model, then init, preflight and audit; what each said and took."""
     saved, make = MODELS[name]
     folder = options.work / "".join(c if c.isalnum() else "-" for c in name)
+    kept = folder / "row.json"
+    if kept.exists():  # of an earlier run that was interrupted
+        done: Row = json.loads(kept.read_text("utf-8"))
+        return done
     row: Row = {"name": name, "saved": saved, "fault": ""}
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "audit.yaml").exists():
@@ -82,6 +86,7 @@ def run_one(name: str, options: argparse.Namespace) -> Row:
         told = json.loads(after["out"])
         row |= {"verdict": told["verdict"], "sentence": told["sentence"], "told": told}
     row["fault"] = fault_of(row, after)
+    kept.write_text(json.dumps(row), "utf-8")
     return row
 
 

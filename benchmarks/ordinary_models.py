@@ -42,7 +42,7 @@ class Block(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b)
         self.conv2, self.bn2 = nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b)
-        self.short = nn.Conv2d(a, b, 1, stride, bias=False) if a != b else nn.Identity()
+        self.short = nn.Conv2d(a, b, 1, stride, bias=False)
     def forward(self, x):
         y = torch.relu(self.bn1(self.conv1(x)))
         return torch.relu(self.bn2(self.conv2(y)) + self.short(x))

@@ -1,5 +1,6 @@
 """Membership: how well records trained on are told from others, and canaries that were planted."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import nn
 
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.membership import exposures, tell, wilson
+from remnant.auditing.preflight import preflight
 from remnant.auditing.shadow_models import forward_work, why_none
 from remnant.auditing.strangers import strangers_of
 from remnant.cli import main
@@ -148,3 +150,14 @@ def test_canaries_are_of_the_kind_of_the_data(tmp_path, name):
     if name == "t.jsonl":
         assert {json.loads(line)["label"] for line in made} <= {0, 1}
     assert main(["canaries", *flags]) == 2  # nothing is overwritten
+
+
+def test_advice_fits_the_case():
+    """No recipe is asked for where it would be refused; canaries are where nothing came back."""
+    rows = preflight(case_of(target()))
+    assert any("--recipe" in (row["stronger"] or "") for row in rows)
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    rows = preflight(case_of(dataclasses.replace(target(), model=normed)))
+    assert not any("--recipe" in (row["stronger"] or "") for row in rows)
+    kkt = next(row for row in rows if row["attack"] == "kkt")
+    assert "BatchNorm1d" in kkt["why"]

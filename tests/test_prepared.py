@@ -7,8 +7,12 @@ import torch
 
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.mistakes import fits_better, mistakes
+from remnant.cli import main
+from remnant.cli.spec import read_spec
+from remnant.cli.target import read_model
 from remnant.data import load, split
-from remnant.models import build
+from remnant.errors import WeightsError
+from remnant.models import build, load_weights
 from remnant.training import GradientDescent, train
 from remnant.types import Knowledge, Scaling, Target
 from seeding import seeded
@@ -73,3 +77,43 @@ def test_a_preparation_that_fits_far_better_is_named():
     assert fits_better(case_of(right)) is None
     turned = dataclasses.replace(SIDES.train, inputs=SIDES.train.inputs.transpose(-1, -2))
     assert "transposed" in fits_better(case_of(right, turned))
+
+
+def test_a_first_layer_that_sees_a_part_of_a_record_says_nothing_of_its_shape(tmp_path):
+    code = """
+from torch import nn
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.each, self.head = nn.Linear(8, 4), nn.Linear(4, 10)
+    def forward(self, x):
+        return self.head(self.each(x.reshape(-1, 8, 8)).relu().mean(1))
+"""
+    (tmp_path / "rows.py").write_text(code)
+    state = {"each.weight": torch.zeros(4, 8), "each.bias": torch.zeros(4)}
+    state |= {"head.weight": torch.zeros(10, 4), "head.bias": torch.zeros(10)}
+    _, shape = read_model(f"{tmp_path / 'rows.py'}:Rows", state)
+    assert shape == ()
+    _, shape = read_model("mlp:8-4-10", state)
+    assert shape == (8,)
+
+
+def test_left_over_and_missing_keys_are_listed(tmp_path):
+    state = build("mlp:8-4-4-10", generator=seeded(0)).state_dict()
+    del state["1.bias"]
+    state |= {"9.weight": torch.zeros(2, 2), "9.bias": torch.zeros(2)}
+    with pytest.raises(WeightsError, match=r"missing 1.bias; left over 9.bias, 9.weight"):
+        load_weights(build("mlp:8-4-4-10", generator=seeded(0)), state)
+
+
+def test_a_scaling_is_fitted_and_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{2 * i},{i % 2}\n" for i in range(10))
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text("a,b,label\n" + rows)
+    torch.save(build("mlp:2-4-2", generator=seeded(0)).state_dict(), "model.pt")
+    words = ["--weights", "model.pt", "--data", "train.csv", "--holdout", "test.csv", "--fit"]
+    assert main(["init", *words]) == 0
+    assert "as fitted here" in capsys.readouterr().out
+    assert read_spec(tmp_path / "audit.yaml").mean == "4.5,9.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -21,6 +22,7 @@ from remnant.attacks.about import (
     graph_cost,
     setting,
 )
+from remnant.attacks.behind_front import through_front
 from remnant.attacks.folded import without_norms
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
@@ -30,6 +32,7 @@ from remnant.attacks.gradient_batch_norm import (
     recover_through_norm,
 )
 from remnant.attacks.gradient_saved import from_optimizer
+from remnant.attacks.gradient_span import conclude_span, smooth_end, span_tolerance
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -43,16 +46,16 @@ from remnant.attacks.outcome import (
 )
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.dense.certificate import spread_of
-from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, recover_batch
+from remnant.solvers.dense.dropout import drops, recover_dropped
+from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, recover_batch
 from remnant.solvers.dense.rounds import Search
-from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.descent.front import FrontMatching
 from remnant.solvers.descent.matching import Matching, match_gradient
 from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
 from remnant.solvers.sequence.layouts import is_transformer
 from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
-from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span, smooth_count
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span, smooth_count
 from remnant.solvers.tensor.two_layer import (
     TensorSettings,
     tensor_attack,
@@ -107,7 +110,7 @@ class Gradient:
     residuals: Literal["unknown", "positive", "negative"] = setting(
         "unknown", "their sign, as under a large output bias: tells x from -x (tanh, sigmoid)"
     )
-    steps: int = setting(1000, "of matching")
+    steps: int = setting(1000, "of matching, or of images from features")
     restarts: int = setting(1, "of matching")
 
     def __post_init__(self) -> None:
@@ -173,11 +176,15 @@ class Gradient:
             return nothing(target, Status.INCONCLUSIVE, plain)
         if plain is not None:
             found = self.exact(*plain, generator)
+            if isinstance(first_pair(plain[0].model, after_convolutions=True), str):
+                return found  # the dense layers have no batch norm
             otherwise = f"{found.reason}; if it was taken otherwise, {STATISTICS}"
             return found if found.stated.certified else replace(found, reason=otherwise)
         pair = first_pair(target.model, after_convolutions=True)
         if isinstance(pair, str):
-            return nothing(target, Status.NOT_APPLICABLE, pair)
+            dense = partial(self, generator=generator)
+            how = FrontMatching(evaluations=self.steps)
+            return through_front(target, evidence, dense, generator, otherwise=pair, settings=how)
         deep = read_deep(target.model, evidence.vector)
         if not isinstance(deep, str) and smooth_end(deep):
             return self.one_smooth_layer(target, evidence, deep, generator)
@@ -205,6 +212,11 @@ class Gradient:
             last=pair.last,
             precision=evidence.precision,
         )
+        if isinstance(pair.activation, nn.ReLU) and drops(target.model):
+            count = target.knowledge.records
+            dropped = recover_dropped(layers, generator=generator, count=count)
+            if dropped is not None and dropped.complete:
+                return dropped
         recovery = recover_batch(
             layers,
             count=target.knowledge.records,
@@ -298,19 +310,6 @@ class Gradient:
         )
 
 
-def span_tolerance(precision: float) -> float:
-    """The misfit that certifies. Right records left up to 2.3 times single precision's rounding,
-    and 0.35 times that of coarser ones, where wrong ones were seen to leave 1."""
-    return max(1e-7, min(20 * precision, 2.5e-6), precision / 2)
-
-
-def smooth_end(deep: Deep) -> bool:
-    """Whether the last hidden layer is smooth and sees the batch itself."""
-    activation = deep.network.activation
-    rough = isinstance(activation, nn.Module) and leak_of(activation) is not None
-    return deep.kind != "eavesdropper" and not rough
-
-
 def conclude(
     target: Target,
     evidence: Evidence,
@@ -334,7 +333,8 @@ def conclude(
     inputs = inputs.reshape(-1, *target.input_shape)
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
-    residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
+    whole = recovery.complete and not drops(target.model)  # what later layers dropped is not known
+    residuals = output_residuals(target.model, evidence, inputs) if whole else None
     labels = labels_from(target, residuals, inputs)
     confidence = 1 - recovery.residual.clamp(0, 1)
     confidence = confidence * (0.5 + 0.5 * passed)
@@ -365,36 +365,4 @@ def conclude(
             "residuals": None if residuals is None else residuals[order].tolist(),
         },
         trace=basics["trace"] | {"found": recovery.found},
-    )
-
-
-def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Candidates:
-    """One hidden layer with a smooth activation: all records or none are certified, since one that
-    is held loosely moves others."""
-    count = len(found.inputs)
-    inputs = found.inputs.reshape(-1, *target.input_shape)
-    certified = found.certified and found.sign_known
-    words = f"the equations hold to {found.misfit:.1e}"
-    if not found.sign_known:
-        words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
-    data = in_data_scale(target, inputs)
-    error = found.error.square()
-    certified &= bool((error < TOLERANCES.sure * spread_of(inputs.flatten(1))).all())
-    passed = torch.full((count,), certified)
-    stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
-    if sure:
-        words += f", {worst_of(stated)}"
-    return Candidates(
-        inputs=data,
-        confidence=passed.float(),
-        labels=labels_from(target, found.residuals, inputs) if certified else None,
-        status=status_of(sure, count),
-        reason=f"{sure} of {count} records found and certified without the truth: {words}",
-        stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
-        figures={
-            "found": count,
-            "unexplained": found.misfit,
-            "sign_known": found.sign_known,
-            "residuals": found.residuals.tolist(),
-        },
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from remnant.attacks import Attack
@@ -21,9 +21,9 @@ from remnant.auditing.described import about
 from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import with_fit
 from remnant.auditing.grounds import Proof
-from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
 from remnant.auditing.membership import membership
 from remnant.auditing.mistakes import fits_better, mistakes
+from remnant.auditing.playing import Plan, file_of, play, unbounded
 from remnant.auditing.preflight import preflight
 from remnant.auditing.prepared import Prepared, prepared
 from remnant.auditing.promise import promise, promised
@@ -38,46 +38,18 @@ from remnant.errors import RemnantError
 from remnant.progress import task
 from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle
-from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
 from remnant.store import (
-    STATE,
     Run,
     finish,
     hash_tensors,
     keeping_states,
-    read_candidates,
     read_json,
     versions,
-    write_candidates,
     write_json,
     write_text,
 )
 from remnant.types import Candidates, Examples, Finding, Target
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
-
-    `targets`: for adversaries who know all records but one, how many are left out in turn, or
-    which (ids). `control`: of every attack, of none, or (None) where it decides the verdict.
-    """
-
-    attacks: Sequence[str] | None = None
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    targets: Targets = None
-    threshold: float = THRESHOLD
-    seed: int = 0
-    budget: float | None = None
-    images: bool = True
-    redacted: bool = False
-    control: bool | None = None
-    command: str = ""
-
-    def __post_init__(self) -> None:
-        for name in self.settings:
-            make_attack(name, self.settings[name])
 
 
 def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
@@ -122,7 +94,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     write_text(run, PAGE_FILE, page(result, pictures))
     if not plan.images:  # what an interrupted audit would have gone on with
         for row in rows:
-            (run.path / _file(row["attack"])).unlink(missing_ok=True)
+            (run.path / file_of(row["attack"])).unlink(missing_ok=True)
     finish(run, seeds={"seed": plan.seed}, hashes=hashes, timings=timings)
     return result
 
@@ -167,8 +139,10 @@ def _attack_in_turn(
     candidates: dict[str, Candidates] = {}
     begun, timings = time.process_time(), dict[str, float]()
     among = 1 + sum(row["applies"] for row in rows)  # tests that share the chance of error
+    # Under a budget the quick ones first, so that a slow one does not take their time.
+    quick = sorted(rows, key=lambda row: row["seconds"] or 0.0)
     with task("auditing", len(rows)) as step:
-        for row in rows:
+        for row in rows if plan.budget is None else quick:
             start = time.process_time()
             left = None if plan.budget is None else plan.budget - (start - begun)
             attacked, found, better = _attack(case, plan, run, row, left, strangers, among)
@@ -179,6 +153,8 @@ def _attack_in_turn(
             if found is not None and attacked.candidates is not None:
                 candidates[attacked.candidates] = found
             step(note=attacked.attack)
+    turn = [row["attack"] for row in rows]
+    attacks.sort(key=lambda attacked: turn.index(attacked.attack))
     read = _written(case, plan, strangers, among)
     if read is not None:
         attacks.append(read[0])
@@ -208,7 +184,8 @@ def _attack(
     )
     if not row["applies"]:
         return blank, None, None
-    if left is not None and row["seconds"] > left:
+    each = attack.about.leave_one is not None  # then as many records as there is time for
+    if left is not None and row["seconds"] > left and not (each and left > 0):
         reason = (
             f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s and "
             f"{max(left, 0):.0f} s are left"
@@ -216,25 +193,16 @@ def _attack(
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     try:
         with at_most(left):
-            found = play(case, name, attack, plan, run)
-            better = prepared(case, found, strangers)
-            if better is not None:
-                case, found, strangers = better.case, better.found, better.strangers
-            finding = _score(case, name, found, plan, strangers)
-            if better is not None:
-                proof = Proof.read(finding).among(better.tries, case.prepared)
-                finding = proof.added_to(finding, finding.per_record)
-            control = None
-            unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
-            if plan.control or (unsure and plan.control is None):
-                control = _control(case, name, attack, plan, run, among)
+            case, found, better, finding, control = _tried(
+                case, name, attack, plan, run, strangers, among
+            )
     except OutOfTimeError:
         reason = (
             f"stopped by the budget of {plan.budget:g} s, of which it had the last {left:.0f} s"
         )
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     verdict, reason = judge(finding, control, attacks=among, assumed=case.assumed)
-    file = _file(name) if plan.images and len(found) else None
+    file = file_of(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:
         alone = attack.about.leave_one is not None
@@ -256,44 +224,32 @@ def _attack(
     )
 
 
-def play(
-    case: Case, name: str, attack: Attack, plan: Plan, run: Run, *, on: str = "attack"
-) -> Candidates:
-    """Run the attack, or take what an interrupted audit left; once for each record left out."""
-    kept = _file(name) if on == "attack" else f"{STATE}{on}-{name}.safetensors"
-    if (run.path / kept).exists():
-        return read_candidates(run, kept)
-    leave = attack.about.leave_one
-    with task(f"{on} {name}"), keeping_states(run):
-        if leave is None:
-            found = attack(case.target, generator=generator_for(plan.seed, f"{on} {name}"))
-        else:
-            rows = rows_left_out(case, leave, plan.targets, plan.seed)
-            found = joined(case, rows, _each(case, name, attack, rows, plan, run, on))
-        write_candidates(run, found, kept)
-    return read_candidates(run, kept)  # as a resumed audit has them, to the order of figures
-
-
-def _each(
-    case: Case, name: str, attack: Attack, rows: Sequence[int], plan: Plan, run: Run, on: str
-) -> list[Candidates]:
-    """What the attack finds for each record left out, kept in the run as soon as it is found."""
-    found = []
-    leave = attack.about.leave_one
-    assert leave is not None
-    with task(f"records left out, {name}", len(rows)) as step:
-        for row, target in zip(rows, targets_without(case, leave, rows), strict=True):
-            kept = f"{STATE}{on}-{name}-{row}.safetensors"
-            if not (run.path / kept).exists():
-                generator = generator_for(plan.seed, f"{on} {name} {row}")
-                write_candidates(run, attack(target, generator=generator), kept)
-            found.append(read_candidates(run, kept))
-            step()
-    return found
-
-
-def _file(name: str) -> str:
-    return f"candidates-{name}.safetensors"
+def _tried(
+    case: Case,
+    name: str,
+    attack: Attack,
+    plan: Plan,
+    run: Run,
+    strangers: Strangers,
+    among: int,
+) -> tuple[Case, Candidates, Prepared | None, Finding, Control | None]:
+    """Play the attack and score it, on the records as they turn out to have been prepared, and its
+    control where the plan wants one."""
+    found = play(case, name, attack, plan, run)
+    better = prepared(case, found, strangers)
+    if better is None:
+        better = unbounded(case, name, attack, plan, run, strangers, found)
+    if better is not None:
+        case, found, strangers = better.case, better.found, better.strangers
+    finding = _score(case, name, found, plan, strangers)
+    if better is not None:
+        proof = Proof.read(finding).among(better.tries, case.prepared)
+        finding = proof.added_to(finding, finding.per_record)
+    control = None
+    unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
+    if plan.control or (unsure and plan.control is None):
+        control = _control(case, name, attack, plan, run, among)
+    return case, found, better, finding, control
 
 
 def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers) -> Finding:
@@ -358,7 +314,7 @@ def _written(
         verdict=Verdict.EXPOSED,
         reason=found.reason,
         finding=finding,
-        candidates=_file(NAME) if plan.images else None,
+        candidates=file_of(NAME) if plan.images else None,
     ), found
 
 

@@ -43,7 +43,8 @@ def add(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     spec = read(arguments)
-    from remnant.auditing.run import Plan, run_audit
+    from remnant.auditing.playing import Plan
+    from remnant.auditing.run import run_audit
     from remnant.cli.cases import read_case
     from remnant.report.page.files import read_bundle
 

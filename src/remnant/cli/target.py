@@ -256,7 +256,8 @@ def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ..
         raise InputError(expected(f"--model {text}", wanted, f"one of {spec.parameters}"))
     model = build(spec, generator=torch.Generator().manual_seed(0))
     first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
-    if not spec.input_shape and isinstance(first, torch.nn.Linear):
+    chain = isinstance(model, nn.Sequential)  # elsewhere the first layer may see a part of a record
+    if not spec.input_shape and chain and isinstance(first, nn.Linear):
         return model, (first.in_features,)
     return model, spec.input_shape
 
