@@ -31,8 +31,8 @@ from remnant.experiments.informed_targets import (
     CNN_FACTORS,
     FACTORS,
     Factor,
+    InformedSizes,
     Released,
-    Sizes,
     by_reconn,
     by_ridge,
     make_released,
@@ -98,7 +98,7 @@ def total_of(done: Sequence[Ends]) -> str:
     )
 
 
-def learned_lines(scene: Released, settings: Sizes) -> Iterator[str]:
+def learned_lines(scene: Released, settings: InformedSizes) -> Iterator[str]:
     began = time.process_time()
     shadows = train_shadows(scene)
     spent = time.process_time() - began
@@ -132,7 +132,7 @@ def learned_line(
 def lines(asked: argparse.Namespace, data: Examples) -> Iterator[str]:
     learned = asked.what.endswith("learned")
     replaying = ReplaySettings(evaluations=asked.evaluations)
-    settings = Sizes(
+    settings = InformedSizes(
         records=asked.fixed,
         shadows=asked.shadows if learned else 0,
         targets=asked.targets,

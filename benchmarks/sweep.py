@@ -52,7 +52,7 @@ SPACE = {  # of the search: how long a trial descends, with how many candidates,
 
 
 def victim_of(seed: int, records: int, width: int, task: str = "bce") -> Scene:
-    return make_victim(load("mnist"), records=records, width=width, task=task, seed=seed)
+    return make_victim(load("mnist"), records=records, width=width, loss=task, seed=seed)
 
 
 def compare_workers(args: argparse.Namespace) -> None:

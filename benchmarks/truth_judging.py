@@ -136,7 +136,12 @@ def _candidates(row: Mapping[str, Any], run: Path) -> Array | None:
     if not name or not (run / name).exists():
         return None
     inputs: Array = load_file(run / name)["inputs"]
-    return inputs.reshape(len(inputs), -1).astype(float) if len(inputs) else None
+    if not len(inputs):
+        return None
+    # In the scaling that the audit found; the truth is in the one that was declared.
+    given = (row.get("finding") or {}).get("figures", {}).get("as_given")
+    flat: Array = inputs.reshape(len(inputs), -1).astype(float)
+    return flat if given is None else flat * np.array(given["scale"]) + np.array(given["shift"])
 
 
 def _far(finding: Mapping[str, Any], run: Path, known: Truth) -> int:

@@ -65,6 +65,9 @@ def main() -> int:
     """Print what is wrong; how many words user pages have is said either way."""
     pages = [*DOCS.parent.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
     faults = [fault for path in pages for fault in broken_links(path)]
+    nav = (DOCS.parent / "mkdocs.yml").read_text()
+    named = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    faults += [f"mkdocs.yml: no {name} in nav" for name in sorted(named) if name not in nav]
     names = lost_names((DOCS.parent / "CONTRIBUTING.md").read_text())
     faults += [f"CONTRIBUTING.md: nothing is called {name}" for name in names]
     if (DOCS / "reference.md").read_text() != page():

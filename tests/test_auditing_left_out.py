@@ -13,7 +13,7 @@ from remnant.auditing import Case, Plan, assess, audit, preflight
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.fitting import fit_of_records, margins
 from remnant.auditing.left_out import chosen_rows, rows_left_out
-from remnant.auditing.run import play
+from remnant.auditing.playing import play
 from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build

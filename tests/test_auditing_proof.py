@@ -10,8 +10,9 @@ import torch
 from remnant.auditing.case import Case, halves
 from remnant.auditing.disguises import better_preparation, disguises, reordered
 from remnant.auditing.explained import explained, known_of_layer, unexplained
+from remnant.auditing.playing import Plan
 from remnant.auditing.proof import claims_of, in_disguise, marks, prove, undisguised
-from remnant.auditing.run import Plan, _score
+from remnant.auditing.run import _score
 from remnant.auditing.strangers import strangers_of
 from remnant.auditing.written import written
 from remnant.data import load, split
@@ -306,3 +307,27 @@ def test_identical_records_are_all_listed():
     assert all(row["correlation"] > 0.99 and row["candidate"] == 0 for row in rows)
     again = prove(case, back, finding, strangers_of(case))
     assert again.summary["proof"]["claimed"] == 2
+
+
+def test_likenesses_are_compared_only_where_nothing_is_certified():
+    case = case_of()
+    near = SIDES.train.inputs[:12] + 0.05
+    sure = _score(case, "ntk", found_in(case, near), Plan(), strangers_of(case))
+    assert sure.summary["proof"]["rank_p"] is None
+    near = torch.cat([near, torch.full_like(near[:1], 0.5)])
+    near[-1, ..., 0] = torch.nan  # a candidate that is not finite is left out, the others count
+    likely = _score(case, "ntk", found_in(case, near, passed=False), Plan(), strangers_of(case))
+    assert likely.summary["proof"]["rank_p"] < 0.01
+    proved = [row["claimed"] or row["above"] for row in likely.per_record]
+    assert 0 < sum(proved) < len(proved)
+    assert proved == sorted(proved, reverse=True)
+
+
+def test_records_whose_pixels_came_back_in_another_order_are_told():
+    case = case_of()  # numbers in another order are those of raw pixels: no mean is taken off
+    case = replace(case, target=replace(case.target, scaling=Scaling()))
+    order = torch.randperm(64, generator=seeded(4))
+    mixed = SIDES.train.inputs[:3].flatten(1)[:, order].reshape(-1, 1, 8, 8)
+    for back, count in ((mixed, 3), (SIDES.train.inputs[:3], 0)):
+        finding = _score(case, "ntk", found_in(case, back), Plan(), strangers_of(case))
+        assert finding.summary["proof"]["reordered"] == count

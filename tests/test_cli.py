@@ -62,6 +62,9 @@ def test_the_demo_as_it_is_told_in_the_readme(tmp_path, capsys, seed):
     assert audit["verdict"] == "exposed"
     told = {row["attack"]: row["verdict"] for row in audit["attacks"] if row["attack"] != "written"}
     assert told == dict.fromkeys(("kkt", "ntk", "gradient", "informed"), "exposed")
+    played = {row["attack"]: row for row in audit["attacks"] if row["attack"] != "written"}
+    assert all(row["control"]["passed"] for row in played.values())
+    assert "2 of 2 records" in played["informed"]["reason"]
     assert "Exposure against margin" in (out / "audit" / "report.html").read_text()
 
 

@@ -20,7 +20,7 @@ from remnant.training.recipes import SGD, PrivateDescent
 from seeding import seeded
 
 DIGITS = load("digits")
-SMALL = table.Sizes(
+SMALL = table.ReleaseSizes(
     records=4, kkt_width=24, kkt_steps=10, ntk_width=128, gradient_width=48, rounds=2, known=30,
     targets=2, epochs=6, evaluations=30,
 )  # fmt: skip

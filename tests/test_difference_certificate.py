@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import normalize, pad
 
 from exact_case import seeded
-from remnant.solvers.dense.certificate import certify, distance_to_points, spread_of
-from remnant.solvers.dense.duals import silent_neurons
+from remnant.solvers.dense.certificate import certify, distance_to_points, mixtures, spread_of
+from remnant.solvers.dense.duals import silent_neurons, zeros_of
 from remnant.solvers.dense.problem import pose, pose_output
 from remnant.solvers.spans import decompose, span_of
 
@@ -190,3 +190,15 @@ def test_enough_silent_neurons_are_taken_to_fix_a_dual():
     assert int(silent_neurons(many, count).sum()) == 41
     assert bool((silent_neurons(many, count)[0, :41] == 1).all())
     assert int(silent_neurons(few[:, :10], count).sum()) == 10  # no more than there are
+
+
+def test_shares_of_other_records_are_those_that_noise_on_a_duals_zeros_mixes_in():
+    """Against draws: noise on the zeros of dual 3, and the nearest vector that vanishes there."""
+    problem, _, z, _ = made()
+    own = torch.linalg.pinv(z.T)
+    told = mixtures(problem, own, z, zeros_of(problem, z))[:, 3]
+    rows = problem.span.left[(z[3] @ problem.span.left.T).abs() < problem.zero]
+    across = torch.linalg.qr(z[3][:, None], mode="complete")[0][:, 1:]  # its length is no unknown
+    moved = -torch.linalg.pinv(rows @ across) @ draw(len(rows), 5000, seed=5)
+    drawn = (own @ across @ moved).square().mean(1)
+    torch.testing.assert_close(told / told.sum(), drawn / drawn.sum(), rtol=0.1, atol=1e-3)

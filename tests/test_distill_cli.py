@@ -12,7 +12,7 @@ from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
 from remnant.experiments import distill_table as table
-from remnant.experiments.distill_table import Material, Scene, divide, nearness, read, summary
+from remnant.experiments.distill_table import Distilling, Material, divide, nearness, read, summary
 
 TINY = ["--data", "digits", "--records", "40", "--images", "4", "--width", "64", "--test", "200"]
 
@@ -26,7 +26,7 @@ def command(*words):
 
 @pytest.fixture
 def scene():
-    return Scene(data="digits", records=40, images=4, width=64, test=200, steps=20)
+    return Distilling(data="digits", records=40, images=4, width=64, test=200, steps=20)
 
 
 @pytest.mark.parametrize("method", ["kip", "rkip", "rkip-finite"])

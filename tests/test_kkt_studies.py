@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from remnant.data import load
+from remnant.errors import InputError
 from remnant.experiments import paper_004 as studies
 from remnant.experiments.targets import above
 
@@ -42,3 +43,21 @@ def test_counts_are_one_to_one(digits):
     truth = digits.take(range(4))
     assert above(truth, truth.inputs, 0.9) == 4
     assert above(truth, truth.inputs[:1].repeat(4, 1, 1, 1), 0.999) == 1
+
+
+def test_two_classes_follow_the_loss_and_the_kind_of_images(digits):
+    shared = {"records": 4, "width": 10, "seed": 1, "decay_time": 0.01}
+    two = studies.make_victim(digits, loss="bce", **shared)
+    assert set(two.truth.labels.tolist()) == {0, 1}
+    both = studies.make_victim(digits, loss="ce", task="odd-even", **shared)
+    assert torch.equal(two.truth.labels, both.truth.labels)
+    assert both.target.model(both.target.scaling.to_model(both.truth.inputs)).shape == (4, 2)
+    with pytest.raises(InputError, match="--task"):
+        studies.make_victim(digits, loss="mse", task="classes", **shared)
+
+
+def test_counts_by_correlation_and_by_the_papers_score(digits):
+    victim = studies.make_victim(digits, records=6, width=10, seed=1, decay_time=0.01)
+    assert studies.counts(victim, victim.truth.inputs) == {"": 6, "_above_0.8": 6, "_good": 6}
+    noise = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert studies.counts(victim, noise)[""] == 0

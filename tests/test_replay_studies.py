@@ -9,7 +9,7 @@ from remnant.experiments import paper_001 as studies
 from remnant.experiments.informed_targets import (
     FACTORS,
     Factor,
-    Sizes,
+    InformedSizes,
     make_released,
     model_text,
     some_of,
@@ -18,7 +18,7 @@ from remnant.experiments.study import cells
 from remnant.scoring.criteria import kl_each
 from remnant.training import SGD, Adam, GradientDescent
 
-TOY = Sizes(
+TOY = InformedSizes(
     records=40, width=8, shadows=60, targets=2, epochs=6, evaluations=25, reconn_epochs=2,
     classifier_epochs=1,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from audits import EVIL
-from remnant.report.charts import curve_chart, spectrum_chart, spread, svg_file
+from remnant.report.charts import curve_chart, moved_apart, spectrum_chart, svg_file
 from remnant.report.figures import Series, Spectrum, curve_data, spectrum_data
 from remnant.types import Finding
 
@@ -65,7 +65,7 @@ def test_the_spectrum_falls_and_knows_its_gap():
     "places", [[], [5.0], [5.0, 5.0, 5.0], [0.0, 100.0], [3.0, 1.0, 2.0, 90.0], [10.0, 0.0, 10.5]]
 )
 def test_labels_are_moved_apart_and_keep_their_order(places):
-    moved = spread(places, 10.0)
+    moved = moved_apart(places, 10.0)
     order = sorted(range(len(places)), key=lambda i: places[i])
     gaps = [moved[b] - moved[a] for a, b in itertools.pairwise(order)]
     assert all(gap >= 10.0 - 1e-9 for gap in gaps)

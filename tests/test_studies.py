@@ -80,11 +80,13 @@ TINY = {
     "informed-shadows": INFORMED | {"counts": (20, 40), "methods": ("ridge",)},
     "informed-batch": INFORMED
     | {"lr": [0.05], "order": ["known", "unknown"], "batch_size": [10], "methods": ("ridge",)},
-    "kkt-grid": TOY | {"width": [24], "records": [4], "task": ["ce"]},
+    "kkt-headline": TOY | {"records": 4, "loss": ["ce"]},
+    "kkt-convolutions": TOY | {"records": 4, "kernel": [3], "channels": [2], "weight_decay": 0.05},
+    "kkt-grid": TOY | {"width": [24], "records": [4], "loss": ["ce"]},
     "kkt-classes": TOY | {"classes": [2], "records": 4},
     "kkt-decay": TOY
-    | {"weight_decay": [5e-3], "task": ["ce"], "records": 4, "training_steps": 50},
-    "kkt-exposure": TOY | {"task": ["ce"], "records": 5},
+    | {"weight_decay": [5e-3], "loss": ["ce"], "records": 4, "training_steps": 50},
+    "kkt-exposure": TOY | {"loss": ["ce"], "records": 5},
     "kkt-assumptions": TOY | {"case": ["unfinished"], "records": 4},
     "defences": {
         "defence strength": [("none", ""), ("rounding", "float16")], "attacks": ("gradient",),
@@ -96,8 +98,8 @@ TINY = {
     },
     "ntk-grid": {"width": [48], "records": [4], "task": ["odd-even"], "data": "digits"},
     "onion": {
-        "removed balanced attack": [("random", True, "paper")], "records": 8, "remove": 2,
-        "rounds": 1, "per_root": 8.0, "steps": 5, "data": "digits",
+        "removed balanced attack dynamics": [("random", True, "paper", "standard")],
+        "records": 8, "remove": 2, "rounds": 1, "per_root": 8.0, "steps": 5, "data": "digits",
     },
 }  # fmt: skip
 
@@ -298,6 +300,12 @@ def test_data_that_is_not_there_is_named_and_left_out(tmp_path):
     assert missing == ("cifar10",)
     with pytest.raises(DataError, match="cifar10"):
         study_data(values | {"data": "cifar10"}, tmp_path)
+
+
+def test_the_headline_has_a_sheet_of_what_came_back(results):
+    _, run = results["kkt-headline"]
+    assert (run.path / "sheet-ce-0.png").read_bytes().startswith(b"\x89PNG")
+    assert "files" not in read_rows(run)[0]
 
 
 @pytest.mark.parametrize("name", STUDIES)

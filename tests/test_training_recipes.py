@@ -1,26 +1,38 @@
 """Recipes are values: checked when made, described as JSON and read back."""
 
+import copy
 import json
 from dataclasses import FrozenInstanceError
 
 import pytest
+import torch
+from torch import nn
 
+from remnant.cli import main
+from remnant.cli.target import read_recipe
+from remnant.data import load
 from remnant.errors import InputError
+from remnant.models import build
 from remnant.training import (
     RECIPES,
     SGD,
     Adam,
+    AdamW,
     DecayTime,
     GradientDescent,
     LossProportional,
     describe,
     recipe_from,
+    train,
 )
+from remnant.types import Scaling
+from seeding import seeded
 
 SOME = [
     GradientDescent(lr=0.1, steps=5, momentum=0.9, stop_loss=1e-3),
     SGD(lr=0.1, epochs=2, batch_size=8, loss="power2.5"),
     Adam(steps=3, betas=(0.8, 0.9), batch_size=4),
+    AdamW(epochs=3, batch_size=4, schedule="cosine", warmup=2),
     DecayTime(),
     LossProportional(),
 ]
@@ -87,3 +99,33 @@ def test_faults_are_named(make, says):
     with pytest.raises(InputError, match=says) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_adamw_and_its_schedules_are_those_of_torch_and_transformers(schedule):
+    transformers = pytest.importorskip("transformers")
+    model = build("mlp:64-16-10", generator=seeded(1))
+    data = load("digits").take(range(40))
+    recipe = AdamW(epochs=3, batch_size=16, lr=0.01, schedule=schedule, warmup=2)
+    made = train(model, data, recipe, scaling=Scaling(), generator=seeded(2))
+    theirs = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01)
+    kind = "constant_with_warmup" if schedule == "constant" else schedule
+    rates = transformers.get_scheduler(kind, optimizer, 2, 9)
+    order = seeded(2)
+    for _ in range(3):
+        for rows in torch.randperm(40, generator=order).split(16):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(theirs(data.inputs[rows]), data.labels[rows]).backward()
+            optimizer.step()
+            rates.step()
+    for mine, other in zip(made.model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gradient-descent", "sgd", "adam", "adamw", "decay-time"])
+def test_a_commented_recipe_is_read_again(tmp_path, name):
+    path = tmp_path / "recipe.yaml"
+    assert main(["recipe", name, "--out", str(path), "--quiet"]) == 0
+    assert describe(recipe_from(read_recipe(path)))["name"] == name
+    assert all("  # " in line for line in path.read_text().splitlines()[1:])

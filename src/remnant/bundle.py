@@ -81,6 +81,8 @@ class Audit:
 
     `target`: model, parameters, records, data, shape, hashes. `trials`: every attack that was
     tried, with those that failed. `notes`: what is to be known of the data before any result.
+    `membership`: whether records that were trained on can be told from others, which is no verdict
+    on reconstruction. `privacy`: what the ledger promises, whatever was measured.
     `images` is False where pictures were left out, `redacted` True where originals are blurred.
     """
 
@@ -98,6 +100,8 @@ class Audit:
     preflight: Sequence[Mapping[str, Any]] = ()
     trials: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    membership: Mapping[str, Any] | None = None
+    privacy: Mapping[str, Any] | None = None
     originals: str | None = None  # the file that holds the records' pictures
     images: bool = True
     redacted: bool = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remnant.attacks import gradient_sequences
 from remnant.attacks.about import (
@@ -21,6 +22,7 @@ from remnant.attacks.about import (
     graph_cost,
     setting,
 )
+from remnant.attacks.behind_front import through_front
 from remnant.attacks.folded import without_norms
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
@@ -30,6 +32,7 @@ from remnant.attacks.gradient_batch_norm import (
     recover_through_norm,
 )
 from remnant.attacks.gradient_saved import from_optimizer
+from remnant.attacks.gradient_span import conclude_span, smooth_end, span_tolerance
 from remnant.attacks.outcome import (
     in_box,
     in_data_scale,
@@ -43,16 +46,15 @@ from remnant.attacks.outcome import (
 )
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
-from remnant.solvers.dense.certificate import spread_of
-from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, leak_of, recover_batch
+from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, recover_batch
 from remnant.solvers.dense.rounds import Search
-from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.descent.front import FrontMatching
 from remnant.solvers.descent.matching import Matching, match_gradient
 from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
 from remnant.solvers.sequence.layouts import is_transformer
 from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
-from remnant.solvers.tensor.span_lm import SpanResult, SpanSettings, recover_span, smooth_count
+from remnant.solvers.tensor.span_lm import SpanSettings, recover_span, smooth_count
 from remnant.solvers.tensor.two_layer import (
     TensorSettings,
     tensor_attack,
@@ -107,7 +109,7 @@ class Gradient:
     residuals: Literal["unknown", "positive", "negative"] = setting(
         "unknown", "their sign, as under a large output bias: tells x from -x (tanh, sigmoid)"
     )
-    steps: int = setting(1000, "of matching")
+    steps: int = setting(1000, "of matching, or of images from features")
     restarts: int = setting(1, "of matching")
 
     def __post_init__(self) -> None:
@@ -173,11 +175,15 @@ class Gradient:
             return nothing(target, Status.INCONCLUSIVE, plain)
         if plain is not None:
             found = self.exact(*plain, generator)
+            if isinstance(first_pair(plain[0].model, after_convolutions=True), str):
+                return found  # the dense layers have no batch norm
             otherwise = f"{found.reason}; if it was taken otherwise, {STATISTICS}"
             return found if found.stated.certified else replace(found, reason=otherwise)
         pair = first_pair(target.model, after_convolutions=True)
         if isinstance(pair, str):
-            return nothing(target, Status.NOT_APPLICABLE, pair)
+            dense = partial(self, generator=generator)
+            how = FrontMatching(evaluations=self.steps)
+            return through_front(target, evidence, dense, generator, otherwise=pair, settings=how)
         deep = read_deep(target.model, evidence.vector)
         if not isinstance(deep, str) and smooth_end(deep):
             return self.one_smooth_layer(target, evidence, deep, generator)
@@ -298,19 +304,6 @@ class Gradient:
         )
 
 
-def span_tolerance(precision: float) -> float:
-    """The misfit that certifies. Right records left up to 2.3 times single precision's rounding,
-    and 0.35 times that of coarser ones, where wrong ones were seen to leave 1."""
-    return max(1e-7, min(20 * precision, 2.5e-6), precision / 2)
-
-
-def smooth_end(deep: Deep) -> bool:
-    """Whether the last hidden layer is smooth and sees the batch itself."""
-    activation = deep.network.activation
-    rough = isinstance(activation, nn.Module) and leak_of(activation) is not None
-    return deep.kind != "eavesdropper" and not rough
-
-
 def conclude(
     target: Target,
     evidence: Evidence,
@@ -365,36 +358,4 @@ def conclude(
             "residuals": None if residuals is None else residuals[order].tolist(),
         },
         trace=basics["trace"] | {"found": recovery.found},
-    )
-
-
-def conclude_span(target: Target, evidence: Evidence, found: SpanResult) -> Candidates:
-    """One hidden layer with a smooth activation: all records or none are certified, since one that
-    is held loosely moves others."""
-    count = len(found.inputs)
-    inputs = found.inputs.reshape(-1, *target.input_shape)
-    certified = found.certified and found.sign_known
-    words = f"the equations hold to {found.misfit:.1e}"
-    if not found.sign_known:
-        words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
-    data = in_data_scale(target, inputs)
-    error = found.error.square()
-    certified &= bool((error < TOLERANCES.sure * spread_of(inputs.flatten(1))).all())
-    passed = torch.full((count,), certified)
-    stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
-    if sure:
-        words += f", {worst_of(stated)}"
-    return Candidates(
-        inputs=data,
-        confidence=passed.float(),
-        labels=labels_from(target, found.residuals, inputs) if certified else None,
-        status=status_of(sure, count),
-        reason=f"{sure} of {count} records found and certified without the truth: {words}",
-        stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
-        figures={
-            "found": count,
-            "unexplained": found.misfit,
-            "sign_known": found.sign_known,
-            "residuals": found.residuals.tolist(),
-        },
     )

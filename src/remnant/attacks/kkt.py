@@ -112,8 +112,8 @@ class KKT:
     def why_not(self, scene: Scene) -> str | None:
         if scene.linear:
             return LINEAR
-        norms = "batch norm: stationarity says nothing about the weights before it"
-        return norms if scene.batch_norm else None
+        layers = read_network(scene.target.model)
+        return layers if isinstance(layers, str) and self.preset != "paper" else None
 
     def cost(self, scene: Scene) -> Cost:
         n, count = scene.records, scene.parameters

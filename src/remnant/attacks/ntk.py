@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -20,6 +21,7 @@ from remnant.attacks.about import (
     graph_cost,
     setting,
 )
+from remnant.attacks.behind_front import has_head, through_front
 from remnant.attacks.folded import folded_model, without_norms
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.outcome import (
@@ -125,6 +127,10 @@ class NTK:
             return nothing(target, Status.NOT_APPLICABLE, plain)
         if plain is not None:
             target, evidence = plain
+        pair = first_pair(target.model, after_convolutions=True)
+        if isinstance(pair, str) and self.preset in ("auto", "exact") and has_head(target.model):
+            dense = partial(replace(self, preset="exact"), generator=generator)
+            return through_front(target, evidence, dense, generator, otherwise=pair)
         moved = any(bool(change.any()) for change in evidence.vector.values())
         if self.preset in ("auto", "exact"):
             found = self.exact(target, evidence, generator)
@@ -144,7 +150,10 @@ class NTK:
             return "the weights before training were not given"
         if statistics_moved(scene.target.model, scene.target.knowledge.initial):
             return IN_TRAINING
-        pair = first_pair(folded_model(scene.target.model), after_convolutions=True)
+        model = folded_model(scene.target.model)
+        if has_head(model):
+            return None
+        pair = first_pair(model, after_convolutions=True)
         return pair if isinstance(pair, str) else None
 
     def cost(self, scene: Scene) -> Cost:

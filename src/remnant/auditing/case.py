@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,14 @@ from remnant.models.linear_model import LinearModel
 from remnant.training import check_labels, loss_named
 from remnant.types import Examples, Target
 from remnant.untrusted import shown
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Canaries:
+    """Records made up for the audit: `planted` were trained on, `unplanted` never."""
+
+    planted: Examples
+    unplanted: Examples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +45,8 @@ class Case:
     delta: float = 1e-5
     assumed: tuple[str, ...] = ()  # what was guessed for want of being told, in sentences
     words: Callable[[Sequence[int]], list[str]] | None = None  # of texts: tokens to pieces of it
+    prepared: str = ""  # how training scaled the records, where an attack brought it to light
+    canaries: Canaries | None = None  # the planted ones are among the truth too
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
@@ -90,6 +100,12 @@ class Case:
         )
 
     @property
+    def own(self) -> Examples:
+        """The records trained on, without the canaries among them."""
+        planted = set() if self.canaries is None else set(self.canaries.planted.ids)
+        return self.truth.take([i for i, name in enumerate(self.truth.ids) if name not in planted])
+
+    @property
     def others(self) -> Examples:
         """Held-out and public records together; ids say which set each is from."""
         twice = torch.equal(self.holdout.inputs.flatten(1), self.public.inputs.flatten(1))
@@ -116,6 +132,26 @@ class Case:
             return draw(both, n, generator=seeded, balanced=both.classes > 0)
         except DataError:  # too few of some class: then as they come
             return draw(both, n, generator=seeded, balanced=False)
+
+
+def with_planted(truth: Examples, canaries: Canaries) -> tuple[Examples, Canaries]:
+    """The records trained on with the planted canaries among them, once each, and the canaries
+    under the ids that they have there."""
+    place = {one: i for i, one in enumerate(_prints(truth))}
+    planted = canaries.planted
+    at = [place.get(one) for one in _prints(planted)]
+    new = planted.take([i for i, where in enumerate(at) if where is None])
+    ids = tuple(
+        name if where is None else truth.ids[where]
+        for name, where in zip(planted.ids, at, strict=True)
+    )
+    whole = replace(
+        truth,
+        inputs=torch.cat([truth.inputs, new.inputs.to(truth.inputs)]),
+        labels=torch.cat([truth.labels, new.labels.to(truth.labels)]),
+        ids=(*truth.ids, *new.ids),
+    )
+    return whole, replace(canaries, planted=replace(planted, ids=ids))
 
 
 def check_labels_of(

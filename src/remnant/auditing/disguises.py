@@ -68,9 +68,7 @@ def better_preparation(case: Case, attack: str) -> str | None:
     usual = unexplained(case, held, case.truth)
     if usual is None:
         return None
-    told = [
-        (_asked(case, held, records, how), words) for words, records, how in _preparations(case)
-    ]
+    told = [(_asked(case, held, records, how), words) for words, records, how in preparations(case)]
     best = min(told, default=(math.inf, ""))
     if best[0] > min(
         RULES.better_preparation[held.form] * usual, RULES.left_unexplained[held.form]
@@ -88,7 +86,7 @@ def _asked(case: Case, held: Held, records: Examples, how: Scaling) -> float:
     return math.inf if left is None else left
 
 
-def _preparations(case: Case) -> Iterator[tuple[str, Examples, Scaling]]:
+def preparations(case: Case) -> Iterator[tuple[str, Examples, Scaling]]:
     """Other ways in which the records may have been prepared: a description, records, scaling."""
     truth, given = case.truth, case.target.scaling
     for words, inputs in disguises(truth):

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remnant.attacks.glm_case import codes
 from remnant.auditing.case import Case
-from remnant.auditing.texts import losses_of
+from remnant.auditing.texts import losses_of_texts
 from remnant.bundle import Attacked
 from remnant.models.foreign import real_outputs
 from remnant.models.linear_model import LinearModel
 from remnant.training import loss_named
+from remnant.types import Examples
 
 
 def with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
@@ -32,27 +33,40 @@ def with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
 
 def fit_of_records(case: Case) -> dict[str, dict[str, float]]:
     """By id: the loss, and for classes the margin, of each record under the released model."""
-    truth, model = case.truth, case.target.model.eval()
-    if truth.are_texts:
-        losses = losses_of(case)
-        told = [{} if losses is None else {"loss": loss} for loss in losses or [0.0] * len(truth)]
-        return dict(zip(truth.ids, told, strict=True))
+    truth = case.truth
+    losses = losses_of(case, truth)
+    told = [{} if losses is None else {"loss": loss} for loss in (losses or [0.0] * len(truth))]
+    if not truth.are_texts:
+        outputs, labels, _ = _outputs(case, truth, case.target.model)
+        if not labels.is_floating_point():
+            for row, margin in zip(told, margins(outputs, labels).tolist(), strict=True):
+                row["margin"] = margin
+    return dict(zip(truth.ids, told, strict=True))
+
+
+def losses_of(case: Case, examples: Examples, model: nn.Module | None = None) -> list[float] | None:
+    """The loss of each record under the released model, or another of its kind; None where a loss
+    of texts is not known. From outputs in double precision, so that small losses differ too."""
+    model = (model or case.target.model).eval()
+    if examples.are_texts:
+        return losses_of_texts(model, examples)
+    outputs, labels, name = _outputs(case, examples, model)
+    loss = loss_named(name)
+    return [float(loss(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(examples))]
+
+
+def _outputs(case: Case, examples: Examples, model: nn.Module) -> tuple[Tensor, Tensor, str]:
+    """Outputs n x c, labels as a loss takes them, and which loss that is."""
     like = next(model.parameters())
-    inputs = case.target.scaling.to_model(truth.inputs.reshape(-1, *case.target.input_shape))
+    inputs = case.target.scaling.to_model(examples.inputs.reshape(-1, *case.target.input_shape))
     with torch.no_grad():
         parts = [
             real_outputs(model(part.to(like)), len(part), "model") for part in inputs.split(1000)
         ]
-    outputs, labels = torch.cat(parts).reshape(len(truth), -1).double(), truth.labels
-    name = case.loss
+    outputs = torch.cat(parts).reshape(len(examples), -1).double()
     if isinstance(model, LinearModel):
-        outputs, labels, name = _as_network(model, outputs, labels)
-    loss = loss_named(name)
-    told = [{"loss": float(loss(outputs[i : i + 1], labels[i : i + 1]))} for i in range(len(truth))]
-    if not labels.is_floating_point():
-        for row, margin in zip(told, margins(outputs, labels).tolist(), strict=True):
-            row["margin"] = margin
-    return dict(zip(truth.ids, told, strict=True))
+        return _as_network(model, outputs, examples.labels)
+    return outputs, examples.labels, case.loss
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:

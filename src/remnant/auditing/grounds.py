@@ -51,6 +51,10 @@ class Proof:
         summary = {**finding.summary, "proof": asdict(self)}
         return replace(finding, per_record=rows, summary=summary)
 
+    def among(self, tries: int, disguise: str) -> Proof:
+        """Of records in this disguise, one of so many that were tried."""
+        return replace(self, chance=min(1.0, tries * self.chance), disguise=disguise)
+
     @property
     def trained_on(self) -> bool:
         """Whether the declared records are known to be those that were trained on."""

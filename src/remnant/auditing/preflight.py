@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from remnant.attacks import ATTACKS
+from remnant.attacks import ATTACKS, Attack
 from remnant.attacks.about import Cost
 from remnant.attacks.made import kind_of, make_attack
 from remnant.auditing.case import Case
 from remnant.auditing.left_out import Targets, rows_left_out
 from remnant.auditing.rules import RULES
+from remnant.training import GradientDescent
 
 
 def preflight(
@@ -37,7 +39,6 @@ def preflight(
         else:
             why_not, cost = attack.why_not(case.scene), attack.cost(case.scene)
         runs = 1 if leave is None or why_not else len(rows_left_out(case, leave, targets, 0))
-        lacking = about.missing and getattr(case.target.knowledge, about.missing) is None
         fits = cost.memory < RULES.memory * free_memory()
         if why_not is None and not fits:
             why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
@@ -50,12 +51,26 @@ def preflight(
                 # Two: the control takes as long as the attack.
                 "seconds": None if why_not else _rounded(2 * runs * cost.work / speed),
                 "megabytes": None if why_not else _rounded(cost.memory / 1e6),
-                "stronger": about.stronger
-                if lacking and not case.scene.linear and not other
-                else None,
+                "stronger": about.stronger if not other and _would_help(attack, case) else None,
             }
         )
     return rows
+
+
+def _would_help(attack: Attack, case: Case) -> bool:
+    """Whether the adversary lacks a part of Knowledge, and would exist if it had any such part."""
+    held, like = case.target.knowledge, dict(case.target.weights)
+    missing = attack.about.missing
+    if not missing or getattr(held, missing) is not None:
+        return False
+    any_such: Mapping[str, Any] = {
+        "initial": like,
+        "gradient": like,
+        "recipe": GradientDescent(lr=0.1, steps=1),
+    }
+    had = {"initial": held.initial or like, missing: any_such.get(missing, like)}
+    target = replace(case.target, knowledge=replace(held, **had))
+    return attack.why_not(replace(case.scene, target=target)) is None
 
 
 def chosen(attacks: Sequence[str] | None) -> list[str]:
@@ -69,11 +84,11 @@ def billions_a_second() -> float:
     """Billions of multiply-adds that this machine does in a second, by a probe of some 50 ms."""
     a = torch.rand(512, 512)
     a @ a
-    begun, done = time.perf_counter(), 0
-    while done < 4 or time.perf_counter() - begun < 0.05:
+    begun, done = time.process_time(), 0  # as a budget counts, whatever else is running
+    while done < 4 or time.process_time() - begun < 0.05:
         a @ a
         done += 1
-    return done * 512**3 * 1e-9 / (time.perf_counter() - begun)
+    return done * 512**3 * 1e-9 / (time.process_time() - begun)
 
 
 def free_memory() -> float:

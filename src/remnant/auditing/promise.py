@@ -82,6 +82,17 @@ def promise(
     }
 
 
+def promised(ledger: Ledger, delta: float) -> dict[str, Any]:
+    """What the ledger promises of every attack, whatever was measured: epsilon, and how often a
+    record may be found for a chance or a false alarm of one in a hundred."""
+    found, bound = epsilon(ledger, delta), math.exp(blow_up(ledger, math.log(0.01)))
+    words = (
+        f"epsilon {found:.3g} at delta {delta:g}: where chance or false alarms would find 1 record "
+        f"in 100, no attack finds more than {bound:.1%} of them"
+    )
+    return {"epsilon": found, "delta": delta, "kappa": 0.01, "gamma": bound, "text": words}
+
+
 def chance_of_a_guess(truth: Examples, public: Examples) -> float:
     """At most so often does a guess without the model correlate above `Rules.near`.
 

@@ -43,6 +43,13 @@ class Rules:
     # Records past which a sum of gradients is not solved, and preparations are not tried: seconds.
     largest_sum: int = 2000
     most_prepared: int = 500
+    # A mean loss below this share of another is clearly lower: a mistake is named, nothing else
+    # follows. Weights of a layer of at least `tell_alike` numbers that correlate less than `unlike`
+    # are not those of one training: it moves them, but not all the way.
+    clearly_lower: float = 0.5
+    poor_fit: float = 0.3  # a mean loss below it needs no other preparation to explain it
+    tell_alike: int = 500
+    unlike: float = 0.15
     # Correlation at which a row of the weights is a record; float16 and 4% of noise still pass.
     # Rows of fewer numbers than `shortest_row` resemble records by chance.
     written: float = 0.999
@@ -57,6 +64,12 @@ class Rules:
     least_chance: float = 1e-12
     # A count less likely than this under the ledger is an accounting error.
     accounting_error: float = 0.001
+    # Strangers that membership's threshold may take for members. Less asks for more strangers.
+    false_alarms: float = 0.01
+    # Shadow models for a likelihood ratio (even: each record is in half of them), and the billions
+    # of multiply-adds that all of them may take: a minute on one core. More tell members better.
+    shadows: int = 32
+    shadow_work: float = 2000.0
     # Share of the free memory that an attack may ask for.
     memory: float = 0.9
 

@@ -7,12 +7,9 @@ that an audit that was interrupted goes on with the next one and ends with the s
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, cast
-
-from torch import nn
 
 from remnant.attacks import Attack
 from remnant.attacks.made import make_attack
@@ -20,71 +17,52 @@ from remnant.auditing.advice import advice
 from remnant.auditing.assess import assess
 from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
+from remnant.auditing.described import about
 from remnant.auditing.disguises import better_preparation
 from remnant.auditing.fitting import with_fit
 from remnant.auditing.grounds import Proof
-from remnant.auditing.left_out import Targets, joined, rows_left_out, targets_without
+from remnant.auditing.membership import membership
+from remnant.auditing.mistakes import fits_better, mistakes
+from remnant.auditing.playing import Plan, file_of, play, unbounded
 from remnant.auditing.preflight import preflight
-from remnant.auditing.promise import promise
+from remnant.auditing.prepared import Prepared, prepared
+from remnant.auditing.promise import promise, promised
 from remnant.auditing.proof import prove, undisguised
+from remnant.auditing.shadow_models import likelihood
 from remnant.auditing.strangers import Strangers, strangers_of
 from remnant.auditing.texts import assess_texts
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
 from remnant.auditing.written import HOLDS, NAME, TITLE, written
 from remnant.bundle import Attacked, Audit, Control, Verdict
 from remnant.errors import RemnantError
-from remnant.models.linear_model import LinearModel
 from remnant.progress import task
 from remnant.report.page import PAGE_FILE, page
 from remnant.report.page.files import write_bundle
-from remnant.scoring.score import THRESHOLD
 from remnant.seeds import generator_for
 from remnant.store import (
-    STATE,
     Run,
     finish,
     hash_tensors,
     keeping_states,
-    read_candidates,
     read_json,
     versions,
-    write_candidates,
     write_json,
     write_text,
 )
 from remnant.types import Candidates, Examples, Finding, Target
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
-
-    `targets`: for adversaries who know all records but one, how many are left out in turn, or
-    which (ids). `control`: of every attack, of none, or (None) where it decides the verdict.
-    """
-
-    attacks: Sequence[str] | None = None
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    targets: Targets = None
-    threshold: float = THRESHOLD
-    seed: int = 0
-    budget: float | None = None
-    images: bool = True
-    redacted: bool = False
-    control: bool | None = None
-    command: str = ""
-
-    def __post_init__(self) -> None:
-        for name in self.settings:
-            make_attack(name, self.settings[name])
-
-
 def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
     case = replace(case, target=_told(case))
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
-    strangers = strangers_of(case)
-    attacks, candidates, timings = _attack_in_turn(case, plan, run, rows, strangers)
+    strangers, wrong = strangers_of(case), mistakes(case)
+    case, strangers, attacks, candidates, timings = _attack_in_turn(
+        case, plan, run, rows, strangers
+    )
+    left = None if plan.budget is None else plan.budget - sum(timings.values())
+    with keeping_states(run):
+        members = membership(case, strangers, likelihood(case, strangers, plan.seed, left))
     attacks = with_fit(case, attacks)
     verdict, sentence = overall(attacks, len(case.truth))
     records = {"inputs": case.truth.inputs, "labels": case.truth.labels}
@@ -92,7 +70,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     result = Audit(
         verdict=verdict,
         sentence=sentence,
-        target=_about(case),
+        target=about(case),
         attacks=attacks,
         exposed=exposure_list(attacks),
         advice=advice(case, attacks, rows),
@@ -105,7 +83,9 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             {k: row[k] for k in ("attack", "title", "applies", "why", "stronger")} for row in rows
         ],
         trials=[{"attack": a.attack, "verdict": a.verdict, "reason": a.reason} for a in attacks],
-        notes=_notes(case, strangers, attacks),
+        notes=[*wrong, *_notes(case, strangers, attacks)],
+        membership=members,
+        privacy=None if case.ledger is None else promised(case.ledger, case.delta),
         images=plan.images,
         redacted=plan.redacted,
     )
@@ -114,7 +94,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     write_text(run, PAGE_FILE, page(result, pictures))
     if not plan.images:  # what an interrupted audit would have gone on with
         for row in rows:
-            (run.path / _file(row["attack"])).unlink(missing_ok=True)
+            (run.path / file_of(row["attack"])).unlink(missing_ok=True)
     finish(run, seeds={"seed": plan.seed}, hashes=hashes, timings=timings)
     return result
 
@@ -123,10 +103,18 @@ def _notes(case: Case, strangers: Strangers, attacks: Sequence[Attacked]) -> lis
     """Sentences about the data for the top of the page; for attacks that proved nothing also how
     the records may have to be prepared."""
     said = [*strangers.notes, *case.assumed]
+    if case.prepared:
+        said.append(
+            f"Training saw your records {case.prepared}, which was not given: they came back so, "
+            "and the audit applied it. Give --mean and --std to have it from the start."
+        )
     for row in attacks:
         if row.verdict == Verdict.INCONCLUSIVE and row.finding is not None:
             better = better_preparation(case, row.attack)
             said += [better] if better and better not in said else []
+    if not case.prepared and all(row.verdict != Verdict.EXPOSED for row in attacks):
+        better = None if said else fits_better(case)
+        said += [better] if better else []
     return said
 
 
@@ -142,8 +130,11 @@ def _told(case: Case) -> Target:
 
 def _attack_in_turn(
     case: Case, plan: Plan, run: Run, rows: Sequence[Mapping[str, Any]], strangers: Strangers
-) -> tuple[list[Attacked], dict[str, Candidates], dict[str, float]]:
-    """Each attack of the preflight within the budget; candidates by file, CPU seconds by attack."""
+) -> tuple[Case, Strangers, list[Attacked], dict[str, Candidates], dict[str, float]]:
+    """Each attack of the preflight within the budget; candidates by file, CPU seconds by attack.
+
+    The case and its strangers come back with the scaling that an attack may have brought to light.
+    """
     attacks: list[Attacked] = []
     candidates: dict[str, Candidates] = {}
     begun, timings = time.process_time(), dict[str, float]()
@@ -152,7 +143,9 @@ def _attack_in_turn(
         for row in rows:
             start = time.process_time()
             left = None if plan.budget is None else plan.budget - (start - begun)
-            attacked, found = _attack(case, plan, run, row, left, strangers, among)
+            attacked, found, better = _attack(case, plan, run, row, left, strangers, among)
+            if better is not None:
+                case, strangers = better.case, better.strangers
             timings[attacked.attack] = round(time.process_time() - start, 3)
             attacks.append(attacked)
             if found is not None and attacked.candidates is not None:
@@ -163,7 +156,7 @@ def _attack_in_turn(
         attacks.append(read[0])
         if read[0].candidates is not None:
             candidates[read[0].candidates] = read[1]
-    return attacks, candidates, timings
+    return case, strangers, attacks, candidates, timings
 
 
 def _attack(
@@ -174,7 +167,7 @@ def _attack(
     left: float | None,
     strangers: Strangers,
     among: int,
-) -> tuple[Attacked, Candidates | None]:
+) -> tuple[Attacked, Candidates | None, Prepared | None]:
     name = row["attack"]
     attack = make_attack(name, plan.settings.get(name, {}))
     blank = Attacked(
@@ -186,78 +179,56 @@ def _attack(
         reason=row["why"],
     )
     if not row["applies"]:
-        return blank, None
-    if left is not None and row["seconds"] > left:
-        reason = f"left out: it takes some {row['seconds']:g} s and {max(left, 0):.0f} s are left"
-        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
+        return blank, None, None
+    each = attack.about.leave_one is not None  # then as many records as there is time for
+    if left is not None and row["seconds"] > left and not (each and left > 0):
+        reason = (
+            f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s and "
+            f"{max(left, 0):.0f} s are left"
+        )
+        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     try:
         with at_most(left):
             found = play(case, name, attack, plan, run)
+            better = prepared(case, found, strangers)
+            if better is None:
+                better = unbounded(case, name, attack, plan, run, strangers, found)
+            if better is not None:
+                case, found, strangers = better.case, better.found, better.strangers
             finding = _score(case, name, found, plan, strangers)
+            if better is not None:
+                proof = Proof.read(finding).among(better.tries, case.prepared)
+                finding = proof.added_to(finding, finding.per_record)
             control = None
             unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
             if plan.control or (unsure and plan.control is None):
                 control = _control(case, name, attack, plan, run, among)
     except OutOfTimeError:
-        reason = f"stopped: the budget ran out, and what it had {left:.0f} s for is not finished"
-        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None
+        reason = (
+            f"stopped by the budget of {plan.budget:g} s, of which it had the last {left:.0f} s"
+        )
+        return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     verdict, reason = judge(finding, control, attacks=among, assumed=case.assumed)
-    file = _file(name) if plan.images and len(found) else None
+    file = file_of(name) if plan.images and len(found) else None
     bound = None
     if case.ledger is not None:
         alone = attack.about.leave_one is not None
         bound = promise(finding, case.truth, case.public, case.ledger, case.delta, left_out=alone)
         if bound["violated"]:
             reason = f"{bound['text']}; {reason}"
-    return replace(
-        blank,
-        verdict=verdict,
-        reason=reason,
-        finding=finding,
-        control=control,
-        candidates=file,
-        bound=bound,
-    ), found
-
-
-def play(
-    case: Case, name: str, attack: Attack, plan: Plan, run: Run, *, on: str = "attack"
-) -> Candidates:
-    """Run the attack, or take what an interrupted audit left; once for each record left out."""
-    kept = _file(name) if on == "attack" else f"{STATE}{on}-{name}.safetensors"
-    if (run.path / kept).exists():
-        return read_candidates(run, kept)
-    leave = attack.about.leave_one
-    with task(f"{on} {name}"), keeping_states(run):
-        if leave is None:
-            found = attack(case.target, generator=generator_for(plan.seed, f"{on} {name}"))
-        else:
-            rows = rows_left_out(case, leave, plan.targets, plan.seed)
-            found = joined(case, rows, _each(case, name, attack, rows, plan, run, on))
-        write_candidates(run, found, kept)
-    return read_candidates(run, kept)  # as a resumed audit has them, to the order of figures
-
-
-def _each(
-    case: Case, name: str, attack: Attack, rows: Sequence[int], plan: Plan, run: Run, on: str
-) -> list[Candidates]:
-    """What the attack finds for each record left out, kept in the run as soon as it is found."""
-    found = []
-    leave = attack.about.leave_one
-    assert leave is not None
-    with task(f"records left out, {name}", len(rows)) as step:
-        for row, target in zip(rows, targets_without(case, leave, rows), strict=True):
-            kept = f"{STATE}{on}-{name}-{row}.safetensors"
-            if not (run.path / kept).exists():
-                generator = generator_for(plan.seed, f"{on} {name} {row}")
-                write_candidates(run, attack(target, generator=generator), kept)
-            found.append(read_candidates(run, kept))
-            step()
-    return found
-
-
-def _file(name: str) -> str:
-    return f"candidates-{name}.safetensors"
+    return (
+        replace(
+            blank,
+            verdict=verdict,
+            reason=reason,
+            finding=finding,
+            control=control,
+            candidates=file,
+            bound=bound,
+        ),
+        found,
+        better,
+    )
 
 
 def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers) -> Finding:
@@ -322,7 +293,7 @@ def _written(
         verdict=Verdict.EXPOSED,
         reason=found.reason,
         finding=finding,
-        candidates=_file(NAME) if plan.images else None,
+        candidates=file_of(NAME) if plan.images else None,
     ), found
 
 
@@ -365,27 +336,3 @@ def _not_in(examples: Examples, taken: Examples) -> Examples | None:
     gone = set(taken.ids)
     left = [i for i, one in enumerate(examples.ids) if one not in gone]
     return examples.take(left) if left else None
-
-
-def _about(case: Case) -> dict[str, Any]:
-    model = case.target.model
-    own = model.features if isinstance(model, LinearModel) else ()
-    features = case.truth.features or own
-    return {
-        "model": type(model).__name__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "layers": _layers(model),
-        "records": len(case.truth),
-        "data": case.truth.name,
-        "shape": list(case.truth.shape),
-        **({"text": True} if case.truth.are_texts else {}),
-        **({"features": list(features)} if features else {}),
-    }
-
-
-def _layers(model: nn.Module, most: int = 24) -> list[str]:
-    """The kinds of all layers in turn; past `most` how many of each there are."""
-    kinds = [type(m).__name__ for m in model.modules() if not list(m.children())]
-    if len(kinds) <= most:
-        return kinds
-    return [f"{count} {kind}" for kind, count in Counter(kinds).items()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remnant.auditing.assess import finding_of
 from remnant.auditing.case import Case
@@ -15,7 +16,7 @@ from remnant.auditing.strangers import Strangers
 from remnant.models.tokens import is_causal, outputs_for
 from remnant.scoring.claims import Claims, claim
 from remnant.scoring.texts import score_texts_with_nulls, token_set
-from remnant.training.losses import next_token
+from remnant.training.losses import ce, next_token
 from remnant.types import Candidates, Examples, Finding, token_rows
 
 
@@ -71,18 +72,24 @@ def speaks(case: Case) -> bool:
     return isinstance(outputs, Tensor) and outputs.ndim == 3
 
 
-def losses_of(case: Case) -> list[float] | None:
-    """The mean next-token loss of each record; None where the model is no language model."""
-    model, inputs = case.target.model.eval(), case.truth.inputs
-    if not speaks(case) or not is_causal(model, inputs):
-        return None
-    told = []
+def losses_of_texts(model: nn.Module, examples: Examples) -> list[float] | None:
+    """The mean loss of the next token over each text, or of its label by a classifier; None where
+    the model is neither, and NaN where a text has no next token."""
     with torch.no_grad():
-        for row in inputs:
+        first = outputs_for(model, examples.inputs[:1])
+        spoken = isinstance(first, Tensor) and first.ndim == 3
+        if not isinstance(first, Tensor) or (spoken and not is_causal(model, examples.inputs)):
+            return None
+        told = []
+        for row, label in zip(examples.inputs, examples.labels, strict=True):
             text = row[row >= 0][None]
             outputs = outputs_for(model, text)
             assert isinstance(outputs, Tensor)
-            told.append(float(next_token(outputs, text)) if text.shape[1] > 1 else float("nan"))
+            if not spoken:
+                told.append(float(ce(outputs.double(), label[None])))
+            else:
+                known = text.shape[1] > 1
+                told.append(float(next_token(outputs.double(), text)) if known else math.nan)
     return told
 
 

@@ -172,6 +172,12 @@ def tried_some(finding: Finding) -> bool:
     return finding.stated.targets is not None
 
 
+NOTHING = (
+    "No attack applies to this model: nothing is known of reconstruction. Membership, and what "
+    "would tell more, are said beside."
+)
+
+
 def overall(attacks: Sequence[Attacked], records: int) -> tuple[Verdict, str]:
     """Exposed if any adversary gets records; not exposed only if every one that applies fails."""
     ran = [row for row in attacks if row.verdict != Verdict.NOT_APPLICABLE]
@@ -186,7 +192,7 @@ def overall(attacks: Sequence[Attacked], records: int) -> tuple[Verdict, str]:
         only = f"; only {count} tried" if len(sought) < records else ""
         return Verdict.EXPOSED, f"{words}{only}."
     if not ran:
-        return Verdict.INCONCLUSIVE, "No attack applies to this model, so nothing is known."
+        return Verdict.INCONCLUSIVE, NOTHING
     unsure = [row for row in ran if row.verdict == Verdict.INCONCLUSIVE]
     if unsure:
         which = ", ".join(

@@ -43,7 +43,8 @@ def add(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     spec = read(arguments)
-    from remnant.auditing.run import Plan, run_audit
+    from remnant.auditing.playing import Plan
+    from remnant.auditing.run import run_audit
     from remnant.cli.cases import read_case
     from remnant.report.page.files import read_bundle
 
@@ -108,4 +109,8 @@ def show(result: Audit, stored: Run) -> None:
         print_line(f"  {row.title}: {row.verdict}; {row.reason}")
         if row.bound is not None and not row.bound["violated"]:  # else the reason begins with it
             print_line(f"    by the ledger: {row.bound['text']}")
+    if result.membership is not None:
+        print_line(f"  Membership (not reconstruction): {result.membership['sentence']}")
+    if result.privacy is not None:
+        print_line(f"  By the ledger: {result.privacy['text']}")
     print_place(stored, ("report.html", "finding.json"))

@@ -11,13 +11,15 @@ from typing import Any
 from torch import nn
 
 from remnant.auditing.api import hash_examples
-from remnant.auditing.case import Case, check_labels_of, halves
+from remnant.auditing.case import Canaries, Case, check_labels_of, halves, with_planted
 from remnant.auditing.texts import same_length
 from remnant.bounds import Ledger
 from remnant.cli.spec import AuditSpec, is_linear
 from remnant.cli.target import read_linear_target, read_released, read_target
 from remnant.cli.texts import directory_of, read_texts, refuse_numbers, words_of
 from remnant.data import load
+from remnant.data.canaries import unplanted_beside
+from remnant.data.csv_table import with_columns
 from remnant.data.texts import ENDINGS
 from remnant.errors import InputError, expected
 from remnant.models.foreign import check_outputs
@@ -34,7 +36,8 @@ def read_case(spec: AuditSpec) -> tuple[Case, dict[str, str]]:
     if released is not None and takes_tokens(released[0]):
         return read_text_case(spec, released)
     truth = load(spec.data, data_dir=spec.data_dir)
-    parts = {"data": truth, **read_others(spec)}
+    parts = {"data": truth, **read_others(spec), **read_canaries(spec)}
+    parts = {name: with_columns(part, truth.features) for name, part in parts.items()}
     linear = is_linear(spec.weights)
     target, hashes = read_linear_target(spec) if linear else read_target(spec, released, like=truth)
     parts = {name: _shaped(part, target.input_shape) for name, part in parts.items()}
@@ -58,7 +61,7 @@ def read_text_case(
     truth = read_texts(spec, model, spec.data)
     others = read_others(spec, partial(read_texts, spec, model))
     outputs = check_outputs(model, truth.inputs[:2])
-    parts = {"data": truth, **others}
+    parts = {"data": truth, **others, **read_canaries(spec, partial(read_texts, spec, model))}
     check_labels_of(model, "ce", outputs, {f"--{name}": part for name, part in parts.items()})
     parts = dict(zip(parts, same_length(*parts.values()), strict=True))
     case = _case(spec, target, parts, loss="ce", words=words_of(spec, model))
@@ -66,16 +69,35 @@ def read_text_case(
 
 
 def _case(spec: AuditSpec, target: Target, parts: Mapping[str, Examples], **about: Any) -> Case:
-    """parts: the records trained on, held-out and public ones. about: other fields of a case."""
+    """parts: the records trained on, held-out and public ones, and canaries if there are any; those
+    planted were trained on as well. about: other fields of a case."""
+    canaries, truth = None, parts["data"]
+    if spec.canaries is not None:
+        canaries = Canaries(planted=parts["canaries"], unplanted=parts["unplanted"])
+        truth, canaries = with_planted(truth, canaries)
     return Case(
         target=target,
-        truth=parts["data"],
+        truth=truth,
+        canaries=canaries,
         holdout=parts["holdout"],
         public=parts["public"],
         ledger=_ledger(spec),
         delta=spec.privacy.delta if spec.privacy else 1e-5,
         **about,
     )
+
+
+def read_canaries(
+    spec: AuditSpec, read: Callable[[str], Examples] | None = None
+) -> dict[str, Examples]:
+    """Canaries by `remnant canaries`: those that were planted, and the others beside them.
+
+    read: how a file becomes records, where they are texts.
+    """
+    if spec.canaries is None:
+        return {}
+    places = {"canaries": spec.canaries, "unplanted": unplanted_beside(spec.canaries)}
+    return {k: load(path) if read is None else read(str(path)) for k, path in places.items()}
 
 
 def _hashes(parts: Mapping[str, Examples]) -> dict[str, str]:

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """What a command ends with; EXPOSED and INCONCLUSIVE only where `--gate` asks for a verdict."""
+    """What a command ends with; EXPOSED and INCONCLUSIVE only where `--gate` asks for a verdict,
+    NOT_APPLICABLE of an attack that there is none of here."""
 
     DONE = 0
     BAD_INPUT = 2
     EXPOSED = 3
     INCONCLUSIVE = 4
+    NOT_APPLICABLE = 5
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -40,6 +42,8 @@ class Exit(IntEnum):
 VERBS = {
     "demo": "train a small model and take its training data back out of the weights",
     "init": "write a commented audit.yaml for a model and its data",
+    "recipe": "write a commented recipe of how a model was trained",
+    "canaries": "make records to add to training, for the audit to ask for them",
     "audit": "play every adversary that applies, and say what comes back",
     "preflight": "which attacks apply to a model, why not, and what they cost",
     "reconstruct": "run one attack on a model, no truth needed",

@@ -53,15 +53,15 @@ def add(verbs: Any) -> None:
 
 def add_fields(parser: Parser, method: str) -> None:
     """A flag for each field of a distillation; later, since reading them takes torch."""
-    from remnant.experiments.distill_table import Scene
+    from remnant.experiments.distill_table import Distilling
 
-    parser.set_defaults(settings=add_settings(parser, Scene, but=IDLE[method]))
+    parser.set_defaults(settings=add_settings(parser, Distilling, but=IDLE[method]))
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     from remnant.experiments.distill_table import (
         RESULT_FILE,
-        Scene,
+        Distilling,
         divide,
         read,
         run_scene,
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     table = arguments.method == "table"
     if table and arguments.seeds < 1:
         raise InputError(expected("--seeds", "1 or more", arguments.seeds))
-    scene = Scene(method="full" if table else arguments.method, seed=arguments.seed, **told)
+    scene = Distilling(method="full" if table else arguments.method, seed=arguments.seed, **told)
     examples = read(scene, arguments.data_dir)
     spec = scene_spec(scene, examples)
     if table:

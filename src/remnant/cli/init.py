@@ -55,8 +55,10 @@ def add(verbs: Any) -> None:
         shared=("out", "quiet"),
         run=run,
     )
-    taken = ("holdout", "initial", "model", "data_dir")
+    taken = ("holdout", "initial", "model", "mean", "std", "data_dir")
     add_spec(parser, AuditSpec, taken, needs=("weights", "data"))
+    words = "take --mean and --std from the data: of each column, or of an image's channels"
+    parser.add_argument("--fit", action="store_true", help=words)
     parser.set_defaults(**dict.fromkeys(taken))
 
 
@@ -71,7 +73,8 @@ def run(arguments: argparse.Namespace) -> Answer:
             file.write(text.encode())
     except OSError as error:
         raise InputError(expected(f"{target}", "a place to write", error.strerror)) from None
-    words = f"wrote {target}; look it through, then: remnant audit {target}"
+    fitted = "; its mean and std are those of the data, as fitted here" if arguments.fit else ""
+    words = f"wrote {target}{fitted}; look it through, then: remnant audit {target}"
     return Answer(show=lambda: say(words))
 
 
@@ -112,12 +115,29 @@ def read_examples(arguments: argparse.Namespace) -> Examples:
     return read_records(spec, read_released(spec)[0], arguments.data)
 
 
+def fit_scaling(arguments: argparse.Namespace, examples: Examples) -> None:
+    """Mean and deviation of each column, or of each channel, as scikit-learn's scaler has them; a
+    column that never changes is divided by 1."""
+    for flag in ("mean", "std"):
+        if getattr(arguments, flag) is not None:
+            raise InputError(expected("--fit", "no --mean and --std beside it", f"--{flag}"))
+    if examples.are_texts or is_linear(arguments.weights):
+        raise InputError(expected("--fit", "a network's records of numbers", "others"))
+    rows = examples.inputs.double()
+    every = [0, *range(2, rows.ndim)]
+    mean, std = rows.mean(every), rows.std(every, correction=0)
+    std[std == 0] = 1.0
+    arguments.mean, arguments.std = mean.tolist(), std.tolist()
+
+
 def spec_text(arguments: argparse.Namespace) -> str:
     """The spec, each field with a word on what it is for; unset ones are commented out."""
     linear = is_linear(arguments.weights)
     words = linear_words(arguments) if linear else network_words(arguments)
     examples = read_examples(arguments)
     shape = "x".join(map(str, examples.shape))
+    if arguments.fit:
+        fit_scaling(arguments, examples)
     kind = f"of shape {shape}"
     network = NETWORK
     if examples.are_texts:
@@ -129,6 +149,7 @@ def spec_text(arguments: argparse.Namespace) -> str:
             "data": "",
             "holdout": "test.npz",
             "public": "other.npz",
+            "canaries": "canaries.npz",
         },
     } | ({} if linear else network) | ALL  # fmt: skip
     lines = ["# What remnant audits. Relative paths are relative to this file."]
@@ -152,5 +173,5 @@ def placed(value: Any) -> Any:
 def _quoted(value: Any) -> str:
     """A value as YAML reads it back, whatever a path holds."""
     style = '"' if isinstance(value, str) else None
-    text: str = yaml.safe_dump(value, default_style=style, width=math.inf)
+    text: str = yaml.safe_dump(value, default_style=style, width=math.inf, default_flow_style=True)
     return text.removesuffix("...\n").strip()

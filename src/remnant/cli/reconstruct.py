@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from remnant.cli.common import (
     VERBS,
     Answer,
+    Exit,
     add_place,
     add_verb,
     place,
@@ -45,6 +46,7 @@ FILES = (
 )
 # Fields of the target's spec that decide the result; hashes stand for the files, and for the
 # others what was made of them.
+NOT_APPLICABLE = "not applicable"  # `types.Status`, which would import torch for --help
 DECIDE = ("model", "records", "loss", "label", "labels", "refit")
 
 
@@ -179,7 +181,8 @@ def found_by(run: Run, *, before: Sequence[str] = (), table: Target | None = Non
             print_record(table, run)
         print_texts(run)
 
-    return Answer(figures=finding.to_json(), show=show)
+    code = Exit.NOT_APPLICABLE if finding.status == NOT_APPLICABLE else Exit.DONE
+    return Answer(figures=finding.to_json(), show=show, code=code)
 
 
 def print_finding(run: Run, finding: Finding) -> None:

@@ -141,7 +141,7 @@ class TargetSpec(BaseModel):
     gradient: Path | None = Field(
         None, description="a captured gradient: one tensor per parameter, named alike"
     )
-    recipe: Path | None = Field(None, description="how it was trained, as JSON, if it is known")
+    recipe: Path | None = Field(None, description="how it was trained, as YAML or JSON")
     public: Text | None = Field(
         None, description="records like them that were not trained on: a name, file or folder"
     )
@@ -204,6 +204,9 @@ class AuditSpec(TargetSpec):
     holdout: Text | None = Field(
         None, description="records like them that were not trained on: a name, file or folder"
     )
+    canaries: Path | None = Field(
+        None, description="records of `remnant canaries` that were added to the training"
+    )
     targets: Annotated[int, Field(ge=1)] | tuple[Text, ...] | None = Field(
         None,
         description="records left out in turn for who knows all others: a number, or ids as a,b",
@@ -241,7 +244,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
 
-    paths = ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer")
+    paths = ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer", "canaries")
     named = ("data", "holdout", "public", "mean", "std", "model")  # a file, or something else
 
     def placed(key: str, value: Any) -> Any:

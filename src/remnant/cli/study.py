@@ -43,6 +43,8 @@ SUMMARIES = {
     "informed-cnn": "001, Table II for the convolutional network on cifar10",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
+    "kkt-headline": "003, Figures 1 and 2; 004, Figure 2: 500 images, and the best fifty",
+    "kkt-convolutions": "004, Figures 6, 15, 16: kernel size and channels of a convolution",
     "kkt-grid": "004, Figure 7: records back from final weights, width against their number",
     "kkt-classes": "004, Figures 2, 3 and 9; 003: more classes leak more",
     "kkt-decay": "004, Figure 5; 003, Figure 4: weight decay in a middle range leaks most",
@@ -53,7 +55,7 @@ SUMMARIES = {
     "ntk-grid": "000, Figures 1, 2 and 5: width against records, the exact attack",
     "onion": "000, Figures 6 and 21: remove the most exposed records, train again, attack again",
 }
-CHANGED = ("data", "task", "records", "width")
+CHANGED = ("data", "task", "records", "width", "loss", "weight_decay", "init")
 FILES = ("table.csv", "figure.png", "sheet.png", "rows.jsonl", "run.json")
 
 
@@ -65,16 +67,33 @@ def add(verbs: Any) -> None:
     for name, summary in SUMMARIES.items():
         example = f"remnant study {name} --quick --out found"
         parser = add_verb(studies, name, example, summary=summary, run=run)
-        parser.add_argument("--quick", action="store_true", help="a smaller grid, within a minute")
+        parser.add_argument("--quick", action="store_true", help="smaller, in a minute or two")
         changed = parser.add_argument_group("in place of the study's own (several by commas)")
         changed.add_argument("--data", metavar="NAME", type=commas, help="datasets, as for `audit`")
         words = "two classes (odd-even, animal-vehicle), all classes, or what the study calls so"
         changed.add_argument("--task", metavar="TASK", type=commas, help=words)
         changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
         changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
+        if name.startswith("kkt-"):
+            add_targets(changed)
         changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")
         add_data_dir(parser)
         add_place(parser, "1")
+
+
+def add_targets(changed: argparse._ArgumentGroup) -> None:
+    """What else may be changed of 004's targets."""
+    some = "ce, bce, mse, power2.5, huber1"
+    changed.add_argument("--loss", metavar="NAME", type=commas, help=some)
+    for name, text in (
+        ("weight-decay", "of the training"),
+        ("init", "first layer's scale; below 1: small, and no decay"),
+    ):
+        changed.add_argument(f"--{name}", metavar="X", type=decimals, help=text)
+
+
+def decimals(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
 
 
 class Listed(argparse.Action):
@@ -95,8 +114,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     from remnant.sweep.table import read_rows
 
     study = STUDIES[arguments.study]
-    asked = {name: getattr(arguments, name) for name in (*CHANGED, "quick")}
-    values = adjusted(study, Flags(**asked, seeds=arguments.seeds), arguments.seed)
+    asked: dict[str, Any] = {
+        name: getattr(arguments, name, None) for name in (*CHANGED, "quick", "seeds")
+    }
+    values = adjusted(study, Flags(**asked), arguments.seed)
     if arguments.data_dir is not None and not any("data" in key.split() for key in values):
         raise InputError(expected("--data-dir", "none: this study reads no data", "a folder"))
     on = place(arguments) or "jobs:1"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remnant.cli.spec import AttackSpec, TargetSpec
+from remnant.cli.spec import AttackSpec, TargetSpec, read_yaml
 from remnant.cli.texts import (
     directory_of,
     read_directory,
@@ -145,13 +145,23 @@ def hash_target(target: Target) -> dict[str, str]:
     return hashes
 
 
+def read_recipe(path: Path) -> Any:
+    """What a recipe's file says: JSON, or YAML with comments as `remnant recipe` writes it."""
+    do = "such as remnant recipe writes"
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        return json_file(path, InputError, do)
+    held = read_yaml(path)
+    if not isinstance(held, dict):
+        raise InputError(expected(f"{path}", "fields of a recipe", "something else", do))
+    return held
+
+
 def read_told(spec: TargetSpec) -> dict[str, Any]:
     """What the adversary knows of the training: its recipe, records, the others' labels."""
 
     told: dict[str, Any] = {}
     if spec.recipe is not None:
-        do = 'such as {"name": "gradient-descent", "lr": 0.2, "steps": 100}'
-        told["recipe"] = recipe_from(json_file(spec.recipe, InputError, do))
+        told["recipe"] = recipe_from(read_recipe(spec.recipe))
     if spec.loss is not None:
         loss_named(spec.loss)
         trained = getattr(told.get("recipe"), "loss", spec.loss)
@@ -246,7 +256,8 @@ def read_model(text: str | None, weights: Any) -> tuple[nn.Module, tuple[int, ..
         raise InputError(expected(f"--model {text}", wanted, f"one of {spec.parameters}"))
     model = build(spec, generator=torch.Generator().manual_seed(0))
     first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
-    if not spec.input_shape and isinstance(first, torch.nn.Linear):
+    chain = isinstance(model, nn.Sequential)  # elsewhere the first layer may see a part of a record
+    if not spec.input_shape and chain and isinstance(first, nn.Linear):
         return model, (first.in_features,)
     return model, spec.input_shape
 

@@ -24,7 +24,7 @@ COST = 2 + VALUE + -(-RECORD // PIXELS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ArchiveLayout:
     """Where one of the four archives keeps its records."""
 
     folder: str
@@ -35,24 +35,26 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(
+    ArchiveLayout(
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         test="test_batch.bin",
         label_bytes=1,
     ),
-    Layout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", label_bytes=2),
-    Layout(
+    ArchiveLayout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", label_bytes=2),
+    ArchiveLayout(
         folder="cifar-10-batches-py",
         train=tuple(f"data_batch_{i}" for i in range(1, 6)),
         test="test_batch",
         labels_key=b"labels",
     ),
-    Layout(folder="cifar-100-python", train=("train",), test="test", labels_key=b"fine_labels"),
+    ArchiveLayout(
+        folder="cifar-100-python", train=("train",), test="test", labels_key=b"fine_labels"
+    ),
 )
 
 
-def cifar_folder(folder: Path) -> tuple[Layout, list[Path]] | None:
+def cifar_folder(folder: Path) -> tuple[ArchiveLayout, list[Path]] | None:
     """The layout and the training files of a folder, if it is one of CIFAR's."""
     for layout in LAYOUTS:
         for root in (folder, folder / layout.folder):
@@ -62,14 +64,14 @@ def cifar_folder(folder: Path) -> tuple[Layout, list[Path]] | None:
     return None
 
 
-def cifar_file(path: Path) -> tuple[Layout, list[Path]] | None:
+def cifar_file(path: Path) -> tuple[ArchiveLayout, list[Path]] | None:
     """The layout to which a single file belongs by its name, if any."""
     fits = (layout for layout in LAYOUTS if path.name in (*layout.train, layout.test))
     layout = next(fits, None)
     return None if layout is None else (layout, [path])
 
 
-def read_cifar_files(layout: Layout, files: list[Path], name: str, limit: int) -> Examples:
+def read_cifar_files(layout: ArchiveLayout, files: list[Path], name: str, limit: int) -> Examples:
     """The records of unpacked batches."""
     budget, bodies = Budget(limit), {}
     for path in files:
@@ -137,7 +139,7 @@ def _octal(field: bytes) -> int:
     return int(field.strip(b" \0") or b"0", 8)
 
 
-def _examples(layout: Layout, bodies: Mapping[str, bytes], name: str) -> Examples:
+def _examples(layout: ArchiveLayout, bodies: Mapping[str, bytes], name: str) -> Examples:
     read = _binary if layout.label_bytes else _python
     batches = [read(layout, body, what) for what, body in bodies.items()]
     pixels = np.concatenate([batch[0] for batch in batches])
@@ -145,7 +147,7 @@ def _examples(layout: Layout, bodies: Mapping[str, bytes], name: str) -> Example
     return make_examples(pixels.reshape(-1, 3, 32, 32), labels, name=name, bounds=(0.0, 1.0))
 
 
-def _binary(layout: Layout, body: bytes, what: str) -> tuple[Array, Array]:
+def _binary(layout: ArchiveLayout, body: bytes, what: str) -> tuple[Array, Array]:
     length = layout.label_bytes + PIXELS
     if not body or len(body) % length:
         raise DataError(expected(what, f"records of {length} bytes", f"{len(body)} bytes in all"))
@@ -153,5 +155,5 @@ def _binary(layout: Layout, body: bytes, what: str) -> tuple[Array, Array]:
     return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]
 
 
-def _python(layout: Layout, body: bytes, what: str) -> tuple[Array, Array]:
+def _python(layout: ArchiveLayout, body: bytes, what: str) -> tuple[Array, Array]:
     return read_batch(body, what, layout.labels_key)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from remnant.data.reading import RECORD, VALUE, Array, make_examples
 from remnant.errors import DataError, expected
@@ -27,7 +28,7 @@ WORDS = "plain numbers, or words of a category"
 def read_csv(path: Path, name: str, limit: int, *, most: int = 100) -> Examples:
     """The records of a table; a category may have `most` different words."""
     budget = Budget(limit)
-    names, columns = _columns(path, file_bytes(path, budget), budget)
+    _, names, columns = read_columns(path, file_bytes(path, budget), budget)
     at = next((i for i, one in enumerate(names) if one.lower() in LABELS), len(names) - 1)
     by_id = next((i for i, one in enumerate(names) if one.lower() == "id"), None)
     features: list[str] = []
@@ -56,8 +57,27 @@ def read_csv(path: Path, name: str, limit: int, *, most: int = 100) -> Examples:
     return replace(examples, features=tuple(features))
 
 
-def _columns(path: Path, raw: bytes, budget: Budget) -> tuple[list[str], list[list[str]]]:
-    """Names, and the cells below each, none of them empty."""
+def with_columns(examples: Examples, features: tuple[str, ...]) -> Examples:
+    """The table with the columns of another: a word of a category that it lacks is a column of 0.
+
+    It comes back as it is where more than words is lacking.
+    """
+    own = {name: i for i, name in enumerate(examples.features)}
+    kinds = {name.partition("=")[0] for name in own if "=" in name}
+    lacking = [name for name in features if name not in own]
+    if not lacking or not set(own) <= set(features):
+        return examples
+    if any(name.partition("=")[0] not in kinds for name in lacking):
+        return examples
+    wide = torch.zeros(len(examples), len(features), dtype=examples.inputs.dtype)
+    for k, name in enumerate(features):
+        if name in own:
+            wide[:, k] = examples.inputs[:, own[name]]
+    return replace(examples, inputs=wide, features=features)
+
+
+def read_columns(path: Path, raw: bytes, budget: Budget) -> tuple[str, list[str], list[list[str]]]:
+    """What stands between cells, the names, and the cells below each, none of them empty."""
     try:
         text = raw.decode("utf-8-sig")
         first = text.partition("\n")[0]
@@ -81,7 +101,7 @@ def _columns(path: Path, raw: bytes, budget: Budget) -> tuple[list[str], list[li
         if empty is not None:
             do = "fill it as the training did, or leave the record out"
             raise DataError(expected(f"{path}: row {k}, {shown(empty)}", "a value", "none", do))
-    return names, [[row[i].strip() for row in rows[1:]] for i in range(len(names))]
+    return mark, names, [[row[i].strip() for row in rows[1:]] for i in range(len(names))]
 
 
 def _numbers(cells: list[str]) -> Array | None:

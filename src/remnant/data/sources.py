@@ -11,6 +11,7 @@ from remnant.data.cifar import cifar_file, cifar_folder, read_cifar_archive, rea
 from remnant.data.csv_table import read_csv
 from remnant.data.folder import read_folder
 from remnant.data.idx import idx_images, read_idx
+from remnant.data.mat import read_mat
 from remnant.data.npz import read_npz
 from remnant.data.reading import LIMIT
 from remnant.errors import DataError, expected
@@ -35,6 +36,7 @@ PUBLISHED = {
         "cifar-100-python",
         "cifar-100-python.tar.gz",
     ),
+    "svhn": ("train_32x32.mat",),
 }
 
 
@@ -43,8 +45,8 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
 
     The data directory is `data_dir`, else the environment's REMNANT_DATA. Below it, endings may be
     left off (`cifar10` finds `cifar10.npz` or the archive as published). A bundled name goes first;
-    `./mnist` or a Path is always a path. Files: npz, csv, idx, CIFAR archives, folders of pictures.
-    `limit` is the most bytes that the inputs may fill as float32.
+    `./mnist` or a Path is always a path. Files: npz, csv, idx, CIFAR archives, SVHN's mat, folders
+    of pictures. `limit` is the most bytes that the inputs may fill as float32.
     """
     if isinstance(source, str) and source in BUNDLED:
         return BUNDLED[source]()
@@ -94,6 +96,8 @@ def _read(path: Path, limit: int) -> Examples:
         return read_npz(path, path.stem, limit)
     if lower.endswith((".csv", ".tsv")):
         return read_csv(path, path.stem, limit)
+    if lower.endswith(".mat"):
+        return read_mat(path, path.stem, limit)
     tar = next((end for end in TARS if lower.endswith(end)), None)
     if tar is not None:
         return read_cifar_archive(path, path.name[: -len(tar)], limit)
@@ -106,7 +110,8 @@ def _read(path: Path, limit: int) -> Examples:
         do = "give a Hugging Face directory as --weights or --model hf:DIR"
         raise DataError(expected(str(path), "data of a model of numbers", "texts", do))
     kinds = (
-        "npz, csv, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz) or a folder of pictures"
+        "npz, csv, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz), SVHN's mat or a folder "
+        "of pictures"
     )
     raise DataError(expected(str(path), kinds, path.suffix or "no ending"))
 

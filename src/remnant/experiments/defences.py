@@ -22,8 +22,7 @@ from remnant.attacks import NTK, Gradient
 from remnant.attacks.kkt import KKT
 from remnant.capturing import capture
 from remnant.experiments import private_descent as private
-from remnant.experiments.informed_targets import Factor, Released, by_replay
-from remnant.experiments.informed_targets import Sizes as InformedSizes
+from remnant.experiments.informed_targets import Factor, InformedSizes, Released, by_replay
 from remnant.experiments.study import Figure, Rows, Study, listed
 from remnant.experiments.targets import (
     Scene,
@@ -91,7 +90,7 @@ NOT_FOR: Mapping[tuple[str, float | str | None, str], str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class ReleaseSizes:
     """How large the four releases are. width: of the first three, in place of their own."""
 
     records: int  # of kkt, ntk, gradient
@@ -179,7 +178,7 @@ def counted(scene: Scene, found: Candidates, accuracy: float) -> Row:
 
 
 def measure_weights(
-    name: str, sizes: Sizes, kind: str, strength: Any, examples: Examples, seed: int
+    name: str, sizes: ReleaseSizes, kind: str, strength: Any, examples: Examples, seed: int
 ) -> Row:
     """kkt: final weights alone. ntk: final and initial weights."""
     sides, scaling = draw_sides(examples, sizes.records * more(kind, strength), seed)
@@ -229,7 +228,7 @@ def send(
 
 
 def measure_gradient(
-    name: str, sizes: Sizes, kind: str, strength: Any, examples: Examples, seed: int
+    name: str, sizes: ReleaseSizes, kind: str, strength: Any, examples: Examples, seed: int
 ) -> Row:
     """One gradient. The adversary is told how many records there are, since noise hides it."""
     sides, scaling = draw_sides(examples, sizes.records * more(kind, strength), seed)
@@ -243,7 +242,9 @@ def measure_gradient(
     return counted(scene, found, federated_accuracy(sizes, kind, strength, scene, seed))
 
 
-def federated_accuracy(sizes: Sizes, kind: str, strength: Any, scene: Scene, seed: int) -> float:
+def federated_accuracy(
+    sizes: ReleaseSizes, kind: str, strength: Any, scene: Scene, seed: int
+) -> float:
     """Of a model that clients train, each sending one gradient of as many records of its own."""
     model, generator = copy.deepcopy(scene.target.model), generator_for(seed, "rounds")
     test = sizes.test
@@ -259,7 +260,7 @@ def federated_accuracy(sizes: Sizes, kind: str, strength: Any, scene: Scene, see
 
 
 def measure_informed(
-    name: str, sizes: Sizes, kind: str, strength: Any, examples: Examples, seed: int
+    name: str, sizes: ReleaseSizes, kind: str, strength: Any, examples: Examples, seed: int
 ) -> Row:
     """All records but one are known, one model for each target; the null is the nearest record
     that the adversary had already. Against private training replay is told the labels."""
@@ -302,7 +303,7 @@ def measure_informed(
     }
 
 
-MEASURES: Mapping[str, Callable[[str, Sizes, str, Any, Examples, int], Row]] = {
+MEASURES: Mapping[str, Callable[[str, ReleaseSizes, str, Any, Examples, int], Row]] = {
     "kkt": measure_weights,
     "ntk": measure_weights,
     "gradient": measure_gradient,
@@ -320,7 +321,7 @@ def measure_defence(
     **sizes: Any,
 ) -> Rows:  # fmt: skip
     """One row: for each attack "recovered/of" (or "-"), its null, accuracy and status."""
-    began, size, row = time.process_time(), Sizes(**sizes), Row()
+    began, size, row = time.process_time(), ReleaseSizes(**sizes), Row()
     for name in ATTACKS:
         asked = name in attacks
         reason = why_not(defence, strength, name) if asked else "not asked for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remnant.data import binary_task
-from remnant.experiments.distill_table import NETWORKS, Scene, measure_cell
+from remnant.experiments.distill_table import NETWORKS, Distilling, measure_cell
 from remnant.experiments.study import Figure, Rows, Study
 from remnant.types import Examples
 
@@ -13,7 +13,9 @@ def measure_series(
 ) -> Rows:
     """So many records distilled to a few images, and what networks learn from these."""
     some = binary_task(examples, task)
-    scene = Scene(method=method, task=task, records=records, images=images, width=width, seed=seed)
+    scene = Distilling(
+        method=method, task=task, records=records, images=images, width=width, seed=seed
+    )
     row = measure_cell(scene, some)
     return [row | {name: 100 * row[name] for name in NETWORKS}]
 

@@ -1,4 +1,4 @@
-"""Distillation measured: one run (`Scene`), and 000's Table 1 as rows of runs (`TABLE`).
+"""Distillation measured: one run (`Distilling`), and 000's Table 1 as rows of runs (`TABLE`).
 
 A row says how well networks do that saw the distilled images alone, and how near these images are
 to the records they came from, beside sets that cannot have copied anything.
@@ -59,7 +59,7 @@ RESULT_FILE, IMAGES_FILE, SHEET_FILE = "result.json", "distilled.npz", "sheet.pn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Distilling:
     """One distillation. JSON values only: it is the run's spec.
 
     kernel: of infinite width; ntk is the usual limit, matched that of the very networks that are
@@ -117,7 +117,7 @@ class Material:
         return self.scaling.to_model(examples.inputs).flatten(1)
 
 
-def settings_of(scene: Scene) -> Distillation | Descent:
+def settings_of(scene: Distilling) -> Distillation | Descent:
     steps, lr = STEPS[scene.method]
     steps = steps if scene.steps is None else scene.steps
     lr = lr if scene.lr is None else scene.lr
@@ -133,7 +133,7 @@ def settings_of(scene: Scene) -> Distillation | Descent:
     )
 
 
-def divide(scene: Scene, examples: Examples) -> Material:
+def divide(scene: Distilling, examples: Examples) -> Material:
     """As many records of each class to distil and to hold out; the rest is for tests."""
     if examples.classes < 2:
         raise InputError(expected(f"{examples.name}: labels", "classes", "real numbers"))
@@ -145,19 +145,19 @@ def divide(scene: Scene, examples: Examples) -> Material:
     return Material(train=sides.train, held_out=sides.holdout, test=test, scaling=scaling)
 
 
-def read(scene: Scene, data_dir: Path | None) -> Examples:
+def read(scene: Distilling, data_dir: Path | None) -> Examples:
     with task("reading data"):
         examples = load(scene.data, data_dir=data_dir)
         return binary_task(examples, scene.task) if scene.task else examples
 
 
-def scene_spec(scene: Scene, examples: Examples) -> Row:
+def scene_spec(scene: Distilling, examples: Examples) -> Row:
     """All that decides a run's result."""
     content = store.hash_tensors({"x": examples.inputs, "y": examples.labels})
     return {"verb": f"distill-{scene.method}", **asdict(scene), "data_hash": content}
 
 
-def kernel_of(scene: Scene) -> Dense:
+def kernel_of(scene: Distilling) -> Dense:
     """matched: that of `network`, whose weights are N(0, 1 / fan in) and biases start at 0."""
     if scene.kernel == "ntk":
         return Dense(hidden=scene.depth)
@@ -166,17 +166,17 @@ def kernel_of(scene: Scene) -> Dense:
     )
 
 
-def network(scene: Scene, material: Material, purpose: str) -> nn.Module:
+def network(scene: Distilling, material: Material, purpose: str) -> nn.Module:
     outputs = 1 if material.train.classes == 2 else material.train.classes
     text = dense(material.train, *[scene.width] * scene.depth, outputs=outputs)
     return build(text, generator=generator_for(scene.seed, purpose), init="normal")
 
 
-def posed(scene: Scene, material: Material) -> Problem:
+def posed(scene: Distilling, material: Material) -> Problem:
     return kernel_problem(kernel_of(scene), material.seen(material.train), material.train.labels)
 
 
-def distilled(scene: Scene, material: Material) -> Distilled:
+def distilled(scene: Distilling, material: Material) -> Distilled:
     generator = generator_for(scene.seed, scene.method)
     if scene.method == "rkip-finite":
         return _from_network(scene, material, generator)
@@ -194,7 +194,7 @@ def distilled(scene: Scene, material: Material) -> Distilled:
     return distil(about, settings, generator=generator)
 
 
-def _from_network(scene: Scene, material: Material, generator: torch.Generator) -> Distilled:
+def _from_network(scene: Distilling, material: Material, generator: torch.Generator) -> Distilled:
     model = network(scene, material, "target")
     settings = settings_of(scene)
     assert isinstance(settings, Descent)
@@ -213,7 +213,7 @@ def _from_network(scene: Scene, material: Material, generator: torch.Generator) 
     return distil_network(target, settings, images=scene.images, generator=generator)
 
 
-def measure(scene: Scene, material: Material, found: Distilled) -> Row:
+def measure(scene: Distilling, material: Material, found: Distilled) -> Row:
     """Accuracies of networks trained on the distilled set, and how near it is to the records."""
     fresh = network(scene, material, "judged")  # not the one that rkip-finite started from
     judged = judge(
@@ -237,7 +237,7 @@ def measure(scene: Scene, material: Material, found: Distilled) -> Row:
     }
 
 
-def nearness(scene: Scene, material: Material, images: Tensor) -> Row:
+def nearness(scene: Distilling, material: Material, images: Tensor) -> Row:
     """Each image's correlation with its nearest record: the median, and how many are above 0.9.
 
     Beside it the same with as many held-out records in place of those distilled, and for two sets
@@ -261,7 +261,7 @@ def nearness(scene: Scene, material: Material, images: Tensor) -> Row:
     return row
 
 
-def run_scene(scene: Scene, material: Material, run: Run) -> Row:
+def run_scene(scene: Distilling, material: Material, run: Run) -> Row:
     """Distil, measure beside all records and random ones; writes images, sheet and result."""
     begun = time.process_time()
     with store.keeping_states(run):
@@ -294,7 +294,7 @@ def write_images(run: Run, material: Material, found: Distilled) -> None:
     store.write_bytes(run, IMAGES_FILE, stream.getvalue())
 
 
-def sheet(scene: Scene, material: Material, found: Distilled, row: Row) -> bytes:
+def sheet(scene: Distilling, material: Material, found: Distilled, row: Row) -> bytes:
     """Every distilled image under the record that it correlates with most."""
     train = material.seen(material.train)
     near = centred_correlation(train, found.images.to(train)).max(0)
@@ -317,7 +317,7 @@ def sheet(scene: Scene, material: Material, found: Distilled, row: Row) -> bytes
     )
 
 
-def table_cells(scene: Scene, seeds: int) -> list[Scene]:
+def table_cells(scene: Distilling, seeds: int) -> list[Distilling]:
     return [
         replace(scene, method=method, seed=scene.seed + k)
         for k in range(seeds)
@@ -325,7 +325,7 @@ def table_cells(scene: Scene, seeds: int) -> list[Scene]:
     ]
 
 
-def measure_cell(scene: Scene, examples: Examples) -> Row:
+def measure_cell(scene: Distilling, examples: Examples) -> Row:
     begun = time.process_time()
     material = divide(scene, examples)
     row = measure(scene, material, distilled(scene, material))
@@ -348,7 +348,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def run_table(scene: Scene, examples: Examples, run: Run, *, seeds: int) -> list[Row]:
+def run_table(scene: Distilling, examples: Examples, run: Run, *, seeds: int) -> list[Row]:
     """Measure every cell that the run does not hold yet; writes rows, table and figure."""
     rows = read_rows(run)
     cells = table_cells(scene, seeds)

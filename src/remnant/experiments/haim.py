@@ -27,7 +27,8 @@ def measure_haim(
         sides = sides_of(examples, task, records, seed)
         scene = finish_training(sides, width=width, seed=seed)
     else:
-        scene = make_victim(examples, records=records, width=width, task="bce", small=1e-4,
+        scene = make_victim(examples, records=records, width=width, task="odd-even",
+                            loss="bce", init=1e-4,
                             seed=seed, tell=("initial", "records", "loss"))  # fmt: skip
     if attack == "haim":
         how: Any = KKT(preset="paper", objective="margin", steps=steps, trials=trials)

@@ -87,7 +87,7 @@ CNN_FACTORS: Mapping[str, Factor] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class InformedSizes:
     """How large a scene is, and how long the ways back may take. records: the fixed ones."""
 
     records: int = 500
@@ -132,7 +132,7 @@ def recipe_of(factor: Factor, epochs: int, records: int) -> FixedStep:
     return SGD(lr=factor.lr, momentum=factor.momentum, epochs=count, batch_size=factor.batch_size)
 
 
-def make_released(sizes: Sizes, factor: Factor, examples: Examples, seed: int) -> Released:
+def make_released(sizes: InformedSizes, factor: Factor, examples: Examples, seed: int) -> Released:
     """Split the data and train one released model for each target."""
     n = factor.fixed or sizes.records
     targets, fixed, public = draw_parts(examples, seed, sizes.targets, n, sizes.shadows)
@@ -205,7 +205,7 @@ def replayed(scene: Released, settings: ReplaySettings) -> Replayed:
     )
 
 
-def by_replay(scene: Released, sizes: Sizes) -> tuple[Tensor, Row]:
+def by_replay(scene: Released, sizes: InformedSizes) -> tuple[Tensor, Row]:
     found = replayed(scene, ReplaySettings(evaluations=sizes.evaluations))
     certified = found.matched & found.determined
     guess = found.records[:, 0].float().clamp(0, 1)
@@ -218,7 +218,9 @@ def by_replay(scene: Released, sizes: Sizes) -> tuple[Tensor, Row]:
     }
 
 
-def by_ridge(scene: Released, shadows: Weights, count: int, sizes: Sizes) -> tuple[Tensor, Row]:
+def by_ridge(
+    scene: Released, shadows: Weights, count: int, sizes: InformedSizes
+) -> tuple[Tensor, Row]:
     run, observation = assumed_run(scene), observation_of(scene)
     seen = observation.seen(run, shadows)[:count]
     learned = fit_per_label(seen, scene.public.inputs[:count], scene.public.labels[:count])
@@ -227,7 +229,9 @@ def by_ridge(scene: Released, shadows: Weights, count: int, sizes: Sizes) -> tup
     return guess.float().clamp(0, 1), {"labels_right": right}
 
 
-def by_reconn(scene: Released, shadows: Weights, count: int, sizes: Sizes) -> tuple[Tensor, Row]:
+def by_reconn(
+    scene: Released, shadows: Weights, count: int, sizes: InformedSizes
+) -> tuple[Tensor, Row]:
     run, observation = assumed_run(scene), observation_of(scene)
     learned = fit_reconn(
         observation.seen(run, shadows)[:count],

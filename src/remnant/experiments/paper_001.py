@@ -24,8 +24,8 @@ from remnant.experiments.informed_targets import (
     CNN_FACTORS,
     FACTORS,
     LEARNED,
+    InformedSizes,
     Released,
-    Sizes,
     assumed_run,
     by_replay,
     make_released,
@@ -46,11 +46,12 @@ from remnant.scoring.lpips import LPIPS, installed_weights, load_lpips
 from remnant.scoring.nulls import nearest_public
 from remnant.seeds import generator_for
 from remnant.sweep.table import Row
-from remnant.types import Examples, finite
+from remnant.training import Adam, train
+from remnant.types import Examples, Scaling, finite
 
 
 @lru_cache(maxsize=2)
-def good_classifier(examples: Examples, sizes: Sizes, seed: int) -> tuple[nn.Module, float]:
+def good_classifier(examples: Examples, sizes: InformedSizes, seed: int) -> tuple[nn.Module, float]:
     """A LeNet trained on a scene's public records, and its accuracy on those of no split at all
     (or, where none is left, on the targets)."""
     targets, _, public, rest = draw_parts(
@@ -60,16 +61,13 @@ def good_classifier(examples: Examples, sizes: Sizes, seed: int) -> tuple[nn.Mod
     side, channels = public.shape[-1], public.shape[0]
     body = "c6k5p2-m2-c16k5-m2-120-84" if side >= 12 else "c16k3p1-m2-84"
     text = f"cnn:{channels}x{side}x{side}-{body}-{examples.classes}"
-    generator = generator_for(seed, "classifier")
-    model = build(text, generator=generator)
-    steps = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for _ in range(sizes.classifier_epochs):
-        for rows in torch.randperm(len(public), generator=generator).split(32):
-            steps.zero_grad()
-            F.cross_entropy(model(public.inputs[rows]), public.labels[rows]).backward()
-            steps.step()
+    generator, size = generator_for(seed, "classifier"), 32
+    steps = sizes.classifier_epochs * -(-len(public) // size)
+    recipe = Adam(steps=steps, lr=2e-3, batch_size=size)
+    start = build(text, generator=generator)
+    model = train(start, public, recipe, scaling=Scaling(), generator=generator).model
     with torch.no_grad():
-        return model, accuracy(model.eval()(test.inputs), test.labels)
+        return model, accuracy(model(test.inputs), test.labels)
 
 
 @lru_cache(maxsize=1)
@@ -125,7 +123,7 @@ def measure_factor(
     **sizes: int,
 ) -> Rows:  # fmt: skip
     """A row for each method (and number of shadows): errors beside the oracle's."""
-    table, size = CNN_FACTORS if cnn else FACTORS, Sizes(**sizes)
+    table, size = CNN_FACTORS if cnn else FACTORS, InformedSizes(**sizes)
     scene = make_released(size, replace(table[factor], **(changes or {})), examples, seed)
     scale = yardstick(scene, good_classifier(examples, size, seed))
     began = time.process_time()

@@ -6,8 +6,10 @@ shown. Everything else (flags, resuming, workers, table, picture) is the same fo
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +75,10 @@ class Study:
     tuples, a value for each word, that are varied together. `data` names datasets; the seed is
     varied last, over `seeds` seeds. quick: settings that replace these in a grid of one seed that
     takes about a minute. measure: called with the records (where there is `data`) and the settings
-    of one cell; returns rows, to which the engine adds those settings. columns: those of a row that
-    are printed. condense: turns the rows that were measured into those that are drawn. sheet:
-    draws originals beside reconstructions, found again, from the data and the settings.
+    of one cell; returns rows, to which the engine adds those settings; `files` of a row, by name in
+    base64, are written into the run. columns: those of a row that are printed. condense: turns the
+    rows that were measured into those that are drawn. sheet: draws originals beside
+    reconstructions, found again, from the data and the settings.
     """
 
     title: str
@@ -98,21 +101,30 @@ class Flags:
     task: tuple[str, ...] | None = None
     records: tuple[int, ...] | None = None
     width: tuple[int, ...] | None = None
+    loss: tuple[str, ...] | None = None
+    weight_decay: tuple[float, ...] | None = None
+    init: tuple[float, ...] | None = None
     seeds: int | None = None
+
+
+CHANGED = tuple(field.name for field in fields(Flags) if field.name not in ("quick", "seeds"))
+"""The flags that stand in place of a setting."""
 
 
 def adjusted(study: Study, flags: Flags, seed: int) -> Row:
     """The study's settings under the flags: lists are varied, the seed last of all."""
     values = dict(study.settings) | (dict(study.quick) if flags.quick else {})
-    for name in ("data", "task", "records", "width"):
-        asked = getattr(flags, name)
+    for name in CHANGED:
+        asked, flag = getattr(flags, name), f"--{name.replace('_', '-')}"
         if asked is None:
             continue
         key = next((key for key in values if name in key.split()), None)
         if key is None:
-            raise InputError(expected(f"--{name}", "none: this study has no such setting", asked))
+            raise InputError(expected(flag, "none: this study has no such setting", asked))
         if any(isinstance(one, int) and one < 1 for one in asked):
-            raise InputError(expected(f"--{name}", "1 or more", min(asked)))
+            raise InputError(expected(flag, "1 or more", min(asked)))
+        if any(isinstance(one, float) and not 0 < one < math.inf for one in asked):
+            raise InputError(expected(flag, "more than 0", min(asked)))
         values[key] = _replaced(values[key], key.split(), name, asked)
     usual = 1 if flags.quick else study.seeds
     seeds = usual if flags.seeds is None else flags.seeds
@@ -189,6 +201,8 @@ def run_study(
     with task("cells", len(grid)) as step, store.keeping_states(run):
         step(len(grid) - len(todo))
         for at, mine in run_tasks(_measure, specs, on=on, shared=shared):
+            for name, body in (pair for row in mine for pair in row.pop("files", {}).items()):
+                store.write_bytes(run, name, base64.b64decode(body))
             held += mine
             write_rows(run, held)
             store.forget_states(run)

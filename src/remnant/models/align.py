@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,10 @@ def _by_order(weights: Weights, names: list[str], wanted: Shapes, what: str) -> 
             if names == sorted(names):
                 _refuse_guess(weights, order, wanted, what)
             return dict(zip(wanted, order, strict=True))
+    lacking = [name for name in wanted if name not in weights]
+    if 2 * len(lacking) < len(wanted):  # the names are the model's, but not all of them
+        left = {"missing": lacking, "left over": [name for name in names if name not in wanted]}
+        raise WeightsError(unmatched(what, left, do=_hint(weights)))
     raise WeightsError(_first_mismatch(weights, orders[0], wanted, what))
 
 
@@ -157,11 +161,13 @@ def _refuse_guess(weights: Weights, order: list[str], names: Iterable[str], what
 def _nothing_left(
     weights: Weights, names: list[str], used: set[str], wanted: Shapes, what: str
 ) -> None:
-    for name in names:
-        if name not in used:
-            wanted_here = f"{len(wanted)} tensors, one a parameter"
-            got = f"also {name} {tuple(weights[name].shape)}"
-            raise WeightsError(expected(what, wanted_here, got, _hint(weights)))
+    over = [name for name in names if name not in used]
+    if len(over) > 1:
+        raise WeightsError(unmatched(what, {"left over": over}, do=_hint(weights)))
+    for name in over:
+        wanted_here = f"{len(wanted)} tensors, one a parameter"
+        got = f"also {name} {tuple(weights[name].shape)}"
+        raise WeightsError(expected(what, wanted_here, got, _hint(weights)))
 
 
 def _first_mismatch(weights: Weights, order: list[str], wanted: Shapes, what: str) -> str:
@@ -171,6 +177,20 @@ def _first_mismatch(weights: Weights, order: list[str], wanted: Shapes, what: st
             return expected(f"{what}: {name}", shape, got, _hint(weights))
     got = f"{len(order)}"
     return expected(what, f"{len(wanted)} tensors, one a parameter", got, _hint(weights))
+
+
+def unmatched(what: str, names: Mapping[str, Iterable[str]], *, most: int = 3, do: str = "") -> str:
+    """The error's sentence for names of weights that do not match a model's, by how they do not.
+
+    It names the first `most` of each and counts the rest.
+    """
+    said = []
+    for how, held in names.items():
+        listed = sorted(held)
+        more = f" and {len(listed) - most} more" if len(listed) > most else ""
+        if listed:
+            said.append(f"{how} {', '.join(listed[:most])}{more}")
+    return expected(what, "the weights of this model", "; ".join(said), do)
 
 
 def _hint(weights: Weights) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError, WeightsError, expected
+from remnant.models.align import unmatched
 from remnant.models.weights import read_tensors
 from remnant.untrusted import json_file, shown
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
-
-
-def is_hf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a directory by `save_pretrained`, of a model or of an adapter."""
-    return any((Path(path) / name).is_file() for name in (CONFIG, ADAPTER))
 
 
 def read_hf(
@@ -122,20 +117,6 @@ def _loaded(
         raise WeightsError(unmatched(f"{source}", left))
     found: nn.Module = model
     return found
-
-
-def unmatched(what: str, names: Mapping[str, Iterable[str]], *, most: int = 3) -> str:
-    """The error's sentence for names of weights that do not match a model's, by how they do not.
-
-    It names the first `most` of each and counts the rest.
-    """
-    said = []
-    for how, held in names.items():
-        listed = sorted(held)
-        more = f" and {len(listed) - most} more" if len(listed) > most else ""
-        if listed:
-            said.append(f"{how} {', '.join(listed[:most])}{more}")
-    return expected(what, "the weights of this model", "; ".join(said))
 
 
 def _stored(source: Path) -> dict[str, Tensor]:

@@ -171,7 +171,7 @@ def power(exponent: int) -> str:
     return {0: "1", 1: "10"}.get(exponent, f"10{str(exponent).translate(SUPERSCRIPT)}")
 
 
-def spread(places: Sequence[float], room: float) -> list[float]:
+def moved_apart(places: Sequence[float], room: float) -> list[float]:
     """The places, in their order, moved apart until neighbours are `room` from each other."""
     order = np.argsort(places, kind="stable")
     steps = room * np.arange(len(places))
@@ -242,7 +242,7 @@ def _steps(low: float, high: float, *, whole: bool = False) -> list[tuple[float,
 
 def _label_ends(frame: Frame, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
     """Each line's name (end, words, class) beside its end; names that would meet move apart."""
-    places = spread([y for (_, y), _, _ in ends], 15.0)
+    places = moved_apart([y for (_, y), _, _ in ends], 15.0)
     lowest = min(0.0, frame.bottom - max(places, default=0.0))
     for ((x, y), words, kind), place in zip(ends, places, strict=True):
         height = place + lowest

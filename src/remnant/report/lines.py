@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remnant.errors import cut, printable
-from remnant.report.charts import spread
 
 INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
 # Okabe and Ito's colours, which the colour-blind can tell apart; markers and dashes say it again.
@@ -56,8 +55,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Lines over one pair of axes. places: those of all lines, in order; words at equal steps.
-    high: inches of one panel."""
+    """Lines over one pair of axes. places: those of all lines, in order; words at equal steps."""
 
     title: str
     across: str
@@ -66,7 +64,6 @@ class Panel:
     lines: tuple[Line, ...]
     log_x: bool = False
     log_y: bool = True
-    high: ClassVar[float] = 3.0
 
 
 def line_panels(
@@ -165,12 +162,17 @@ def _short(place: str) -> str:
 
 
 def draw_lines(
-    panels: Sequence[Panel], *, title: str = "", across: int = 3, wide: float = 4.6
+    panels: Sequence[Panel],
+    *,
+    title: str = "",
+    across: int = 3,
+    wide: float = 4.6,
+    tall: float = 3.0,
 ) -> bytes:
-    """The panels, `wide` inches each, `across` of them in a row, lines named at their ends; PNG."""
+    """The panels as PNG, `wide` by `tall` inches each, `across` of them in a row."""
     columns = max(1, min(across, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
-    size = (wide * columns, Panel.high * rows + 0.4)
+    size = (wide * columns, tall * rows + 0.4)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     if title:
         lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
@@ -239,43 +241,22 @@ def _draw(
     axes.set_yscale("log" if panel.log_y else "linear")
     axes.set_ylim(low, high)
     where = dict(zip(panel.places, _positions(panel), strict=True))
-    ends = []
     for line in panel.lines:
         colour, dashes, marker = looks[line.name]
         at = [where[x] for x in line.x]
         points = [(a, max(y, low)) for a, y in zip(at, line.y, strict=True) if y is not None]
         missing = [a for a, y in zip(at, line.y, strict=True) if y is None]
-        if points:
-            xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, color=colour, linestyle=dashes, marker=marker, markersize=4, lw=1.6)
+        xs, ys = zip(*points, strict=True) if points else ((), ())
+        look = {
+            "color": colour,
+            "linestyle": dashes,
+            "marker": marker,
+            "label": _literal(line.name),
+        }
+        axes.plot(xs, ys, markersize=4, lw=1.6, **look)
         if missing:  # nothing to measure: a cross at the top
             tops = [0.985] * len(missing)
             top = axes.get_xaxis_transform()
             axes.scatter(missing, tops, marker="x", color=colour, s=22, transform=top)
-        last = points[-1] if points else (missing[-1], high)
-        ends.append((*last, line.name, colour))
     if len(looks) > 1:
-        _name_ends(axes, ends)
-
-
-def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Each name (x, y, name, colour) at the right, beside its line's end, moved apart where names
-    would meet."""
-    low, high = axes.get_ylim()
-    scale = math.log10 if axes.get_yscale() == "log" else float
-    size, points = 8.0, 72.0 * 0.7 * Panel.high  # of a letter; of the axes, near enough
-    shares = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for _, y, _, _ in ends]
-    places = spread([share * points for share in shares], 1.5 * size)
-    leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2, "relpos": (0.0, 0.5)}
-    for (x, y, name, colour), place in zip(ends, places, strict=True):
-        axes.annotate(
-            _literal(name),
-            (x, y),
-            xytext=(1.03, place / points),
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            fontsize=size,
-            arrowprops=leader | {"color": colour},
-            annotation_clip=False,
-        )
+        axes.legend(frameon=False, fontsize=8, labelcolor="linecolor")

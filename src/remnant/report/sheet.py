@@ -44,21 +44,21 @@ class Look:
 
 LOOK = Look()
 
-Point = tuple[int, int]
+Corner = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SheetLayout:
     """Where things go, in pixels: upper left corners of images and captions, one per pair."""
 
     width: int
     height: int
     side: tuple[int, int]  # width and height of a drawn image
     cell: int  # width of a column, without the gap
-    originals: tuple[Point, ...]  # empty where the truth is not known
-    reconstructions: tuple[Point, ...]
-    captions: tuple[Point, ...]
-    footer: Point
+    originals: tuple[Corner, ...]  # empty where the truth is not known
+    reconstructions: tuple[Corner, ...]
+    captions: tuple[Corner, ...]
+    footer: Corner
 
 
 def finding_sheet(finding: Finding, truth: Examples, candidates: Tensor) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def drawable(shape: Sequence[int]) -> bool:
 
 def sheet_layout(
     count: int, shape: Sequence[int], *, originals: bool = True, lines: int = 3
-) -> Layout:
+) -> SheetLayout:
     """Places for `count` pairs of images of `shape`, ten in a row, `lines` of text below each."""
     columns = 10
     side = _drawn_size(shape)
@@ -143,7 +143,7 @@ def sheet_layout(
         corners.append((x, top + row * band))
     bottom = top + -(-count // columns) * band
     below = side[1] + LOOK.between
-    return Layout(
+    return SheetLayout(
         width=width,
         height=bottom + LOOK.line + LOOK.margin,
         side=side,
@@ -222,7 +222,7 @@ def _not_found(side: tuple[int, int]) -> Image.Image:
 
 
 def _draw_caption(
-    draw: ImageDraw.ImageDraw, plan: Layout, i: int, lines: Sequence[str], flag: bool
+    draw: ImageDraw.ImageDraw, plan: SheetLayout, i: int, lines: Sequence[str], flag: bool
 ) -> None:
     x, y = plan.captions[i]
     for k, line in enumerate(lines):
@@ -233,7 +233,7 @@ def _draw_caption(
         )
 
 
-def _draw_labels(draw: ImageDraw.ImageDraw, plan: Layout, rows: Sequence[str]) -> None:
+def _draw_labels(draw: ImageDraw.ImageDraw, plan: SheetLayout, rows: Sequence[str]) -> None:
     """Say at the left of every band which row is which."""
     right = LOOK.margin + LOOK.labels - 12
     for words, corners in (("original", plan.originals), ("reconstruction", plan.reconstructions)):

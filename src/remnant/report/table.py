@@ -11,7 +11,7 @@ Kind = Literal["number", "integer"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class FeatureRow:
     """One feature. agrees: None where the truth is not known; clear: rounding was no guess."""
 
     feature: str
@@ -25,7 +25,7 @@ class Row:
 class RecordTable:
     """A recovered record, feature by feature, and how many features agree with the truth."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[FeatureRow, ...]
 
     @property
     def agreeing(self) -> int | None:
@@ -67,7 +67,9 @@ def record_table(
         agrees = None if truth is None else shown == told
         if truth is not None and kind == "number":
             agrees = abs(value - truth) <= 0.01 * max(abs(truth), spread[i] if spread else 0.0)
-        rows.append(Row(feature=name, recovered=shown, true=told, clear=clear, agrees=agrees))
+        rows.append(
+            FeatureRow(feature=name, recovered=shown, true=told, clear=clear, agrees=agrees)
+        )
     return RecordTable(rows=tuple(rows))
 
 

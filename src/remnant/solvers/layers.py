@@ -45,15 +45,19 @@ def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | 
 
     after_convolutions: layers other than dense ones may come before.
     """
-    layers = working(model)
+    every = layers = working(model)
     skipped = nn.Flatten if not after_convolutions else _NOT_DENSE
     while layers and isinstance(layers[0][1], skipped):
         layers = layers[1:]
     kinds = [module for _, module in layers[:3]]
     if len(kinds) < 3 or not isinstance(kinds[0], nn.Linear):
-        first = type(kinds[0]).__name__ if kinds else "nothing"
+        found = type(kinds[0]).__name__ if kinds else "nothing"
+        begun = len(every) - len(layers)
+        where = (
+            f"behind its first {type(every[0][1]).__name__} comes" if begun else "it begins with"
+        )
         return (
-            f"the model must begin with dense layers in an nn.Sequential; it begins with {first} "
+            f"the model must begin with dense layers in an nn.Sequential; {where} {found} "
             "(a factory may return the nn.Sequential that a module wraps)"
         )
     if not isinstance(kinds[2], nn.Linear):

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from remnant.auditing.case import Case
-from remnant.auditing.run import Plan, run_audit
+from remnant.auditing.playing import Plan
+from remnant.auditing.run import run_audit
 from remnant.bundle import Attacked
 from remnant.errors import InputError, expected
 from remnant.report.lines import draw_lines, multiples

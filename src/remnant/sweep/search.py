@@ -30,7 +30,7 @@ from remnant.seeds import generator_for
 from remnant.solvers.consensus import cluster, pool
 from remnant.store import Run, spec_hash
 from remnant.sweep.executors import Outcome, map_tasks
-from remnant.sweep.trials import claim, driver_of, open_study, ours, row_of, tell
+from remnant.sweep.trials import claim_batch, driver_of, open_study, ours, row_of, tell
 from remnant.types import Candidates, Scaling, Status, Target
 
 Fields = dict[Any, dict[str, Any]]
@@ -170,7 +170,7 @@ def search(
 
     counts = {"trials": how.trials, "batch": how.batch, "seed": how.seed}
     with task("trials", how.trials) as step:
-        while batch := claim(study, space, driver, private=private, **counts):
+        while batch := claim_batch(study, space, driver, private=private, **counts):
             judged, pruned = _judge_batch(batch, how, attempt)
             for number in batch:
                 tell(study, number, *judged[number], pruned=number in pruned)

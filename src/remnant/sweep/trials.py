@@ -123,7 +123,7 @@ def ours(trial: Any, driver: str, private: bool) -> bool:
     return bool(owner == driver or (private and owner is None))
 
 
-def claim(
+def claim_batch(
     study: Any, space: Space, driver: str, *, trials: int, batch: int, seed: int, private: bool
 ) -> dict[int, dict[str, Any]]:
     """The numbers and fields of the trials to run next: a whole batch, begun before or not.

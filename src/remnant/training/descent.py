@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from remnant.checkpoints import checkpoint
 from remnant.progress import task
 from remnant.training.losses import Loss
-from remnant.training.recipes import SGD, Adam, DecayTime, GradientDescent, LossProportional
+from remnant.training.recipes import (
+    SGD,
+    Adam,
+    DecayTime,
+    GradientDescent,
+    LossProportional,
+    rate_share,
+)
 from remnant.training.steps import first_state, moved, update
 
 Ending = tuple[str, dict[str, Any]]
@@ -105,9 +112,11 @@ class Trace:
 
 def step_count(recipe: GradientDescent | SGD | Adam, n: int) -> int:
     """Steps of a run on n records that nothing stops."""
-    if isinstance(recipe, SGD):
-        return recipe.epochs * math.ceil(n / recipe.batch_size)
-    return recipe.steps
+    if isinstance(recipe, GradientDescent):
+        return recipe.steps
+    if isinstance(recipe, Adam) and recipe.steps is not None:
+        return recipe.steps
+    return (recipe.epochs or 0) * math.ceil(n / (recipe.batch_size or n))
 
 
 def batches(
@@ -142,7 +151,8 @@ def descend(
                 trace.add(walk.steps, loss)
                 if loss <= stop:
                     return "stop_loss", {}
-            state = update(recipe, walk.steps, state, grads)
+            share = rate_share(recipe, walk.steps, step_count(recipe, n))
+            state = update(recipe, walk.steps, state, grads, share)
             walk.move(state[: len(grads)])
             tick(note=f"loss {loss:.3g}")
             if rows is not None:

@@ -20,7 +20,7 @@ from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.training.descent import batches
 from remnant.training.losses import check_labels
-from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe
+from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe, rate_share
 from remnant.training.run import named, prepare
 from remnant.training.stacked import Forward, stacked_forward, stacked_loss
 from remnant.training.steps import first_state, slots, update
@@ -57,6 +57,11 @@ class SharedRun:
     def stack(self, count: int) -> list[Tensor]:
         """The starting weights, `count` times."""
         return [w.expand(count, *w.shape).clone() for w in self.start]
+
+    def update(self, step: int, state: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """The state after that step."""
+        share = rate_share(self.recipe, step, len(self.rows))
+        return update(self.recipe, step, state, grads, share)
 
     def named(self, stacked: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.names, stacked, strict=True))
@@ -185,7 +190,7 @@ def advance(
     weights = [w.detach().requires_grad_() for w in state[: len(run.start)]]
     with torch.enable_grad():
         grads = step_gradient(run, weights, step, extra.detach(), labels)
-    return update(run.recipe, step, [s.detach() for s in state], grads)
+    return run.update(step, [s.detach() for s in state], grads)
 
 
 def begin(run: SharedRun, count: int) -> list[Tensor]:

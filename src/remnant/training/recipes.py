@@ -7,6 +7,7 @@ without that term: of the whole set for full batches, the mean over an epoch's b
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -33,7 +34,12 @@ class GradientDescent:
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Mini-batches, shuffled anew each epoch; the last batch may be smaller."""
+    """Mini-batches, shuffled anew each epoch; the last batch may be smaller.
+
+    schedule: how `lr` goes on after `warmup` steps of linear growth: constant, or to 0 at the last
+    step, linear or cosine, as the schedulers of transformers have it (and, without warm-up,
+    CosineAnnealingLR of PyTorch, stepped with each batch).
+    """
 
     lr: float
     epochs: int
@@ -42,6 +48,8 @@ class SGD:
     weight_decay: float = 0.0
     loss: str = "ce"
     stop_loss: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -49,9 +57,10 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam; `batch_size` None = full batch."""
+    """Adam; `batch_size` None = full batch. Either steps or epochs; the schedule is as SGD's."""
 
-    steps: int
+    steps: int | None = None
+    epochs: int | None = None
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -59,10 +68,23 @@ class Adam:
     weight_decay: float = 0.0
     loss: str = "ce"
     stop_loss: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON brings a list
         _check(self)
+        if (self.steps is None) == (self.epochs is None):
+            got = "neither" if self.steps is None else "both"
+            raise InputError(expected(f"{type(self).__name__}: steps or epochs", "one", got))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """Adam with decoupled decay: weights shrink by lr * weight_decay a step, whatever the gradient;
+    the default is PyTorch's."""
+
+    weight_decay: float = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +161,7 @@ RECIPES: Mapping[str, type[Recipe | PrivateDescent]] = {
     "gradient-descent": GradientDescent,
     "sgd": SGD,
     "adam": Adam,
+    "adamw": AdamW,
     "decay-time": DecayTime,
     "loss-proportional": LossProportional,
     "private-descent": PrivateDescent,
@@ -175,6 +198,20 @@ def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
         ) from None
 
 
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+def rate_share(recipe: Recipe | PrivateDescent, step: int, total: int) -> float:
+    """By what the recipe's schedule multiplies `lr` in that step, from 0, of so many."""
+    if not isinstance(recipe, SGD | Adam):
+        return 1.0
+    if step < recipe.warmup:
+        return step / recipe.warmup
+    along = (step - recipe.warmup) / max(1, total - recipe.warmup)
+    falls = {"linear": 1 - along, "cosine": (1 + math.cos(math.pi * along)) / 2}
+    return max(0.0, falls.get(recipe.schedule, 1.0))
+
+
 _Rule = tuple[str, Callable[[Any], bool]]
 _MORE: _Rule = ("more than 0", lambda value: 0 < value < sys.float_info.max)
 _SOME: _Rule = ("0 or more", lambda value: 0 <= value < sys.float_info.max)
@@ -199,6 +236,7 @@ _RULES: Mapping[str, _Rule] = {
     "sampling": ("more than 0 and at most 1", lambda value: 0 < value <= 1),
     **dict.fromkeys(("steps", "epochs", "batch_size", "check_every"), _COUNT),
     "momentum": _SHARE,
+    "schedule": (", ".join(SCHEDULES), lambda value: value in SCHEDULES),
     "clipping": ("true or false", lambda value: isinstance(value, bool)),
     "betas": _BETAS,
 }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from remnant.training.recipes import SGD, Adam, GradientDescent, PrivateDescent
+from remnant.training.recipes import SGD, Adam, AdamW, GradientDescent, PrivateDescent
 
 Rule = GradientDescent | SGD | Adam | PrivateDescent
 """Recipes whose step does not depend on the losses seen."""
@@ -29,24 +29,38 @@ def first_state(rule: Rule, weights: Sequence[Tensor]) -> list[Tensor]:
     return [*weights, *(torch.zeros_like(w) for _ in range(slots(rule)) for w in weights)]
 
 
-def update(rule: Rule, step: int, state: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-    """The state after step number `step` (from 0), as torch.optim.SGD and Adam have it."""
-    size, decay = len(grads), rule.weight_decay
+def update(
+    rule: Rule,
+    step: int,
+    state: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    share: float = 1.0,
+) -> list[Tensor]:
+    """The state after step number `step` (from 0), as torch.optim.SGD, Adam and AdamW have it.
+
+    share: what a schedule multiplies the rate by in this step.
+    """
+    size, decay, lr = len(grads), rule.weight_decay, rule.lr * share
     weights = state[:size]
     if isinstance(rule, Adam):
         moments = zip(state[size : 2 * size], state[2 * size :], strict=True)
+        apart = isinstance(rule, AdamW)
+        if not apart:
+            grads = [torch.add(g, w, alpha=decay) for w, g in zip(weights, grads, strict=True)]
         found = [
-            adam(torch.add(g, w, alpha=decay), *held, step + 1, rule.betas, rule.eps)
+            adam(
+                g if apart else torch.add(g, w, alpha=decay), *held, step + 1, rule.betas, rule.eps
+            )
             for w, g, held in zip(weights, grads, moments, strict=True)
         ]
         directions, first, second = (list(part) for part in zip(*found, strict=True))
-        return [*moved(weights, directions, rule.lr), *first, *second]
+        return [*moved(weights, directions, lr, decay if apart else 0.0), *first, *second]
     if not rule.momentum:
-        return moved(weights, grads, rule.lr, decay)
+        return moved(weights, grads, lr, decay)
     velocity = [rule.momentum * v + g for v, g in zip(state[size:], grads, strict=True)]
     if decay:
         velocity = [v.add(w, alpha=decay) for v, w in zip(velocity, weights, strict=True)]
-    return [*moved(weights, velocity, rule.lr), *velocity]
+    return [*moved(weights, velocity, lr), *velocity]
 
 
 def moved(

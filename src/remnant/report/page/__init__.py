@@ -36,6 +36,7 @@ SECTIONS = {  # a template each, in the page's order: its name in the navigation
     "adversaries": "Adversaries",
     "evidence": "Evidence",
     "exposed": "Exposed ids",
+    "membership": "Membership",
     "preflight": "Preflight",
     "reproduce": "Reproduce",
 }
@@ -55,7 +56,7 @@ def page(audit: Audit, pictures: Pictures) -> str:
     attacked = any(row.finding is not None for row in audit.attacks)
     exposed = facts.exposed_ids(audit)
     present = {"records": attacked, "evidence": attacked, "next": audit.advice}
-    present |= {"exposed": exposed, "preflight": audit.preflight}
+    present |= {"membership": audit.membership, "exposed": exposed, "preflight": audit.preflight}
     # Records of a table take more room than pictures do.
     most = pictures.most if pictures.are_images else 100 if pictures.are_texts else 24
     cards, total = facts.cards(audit, pictures, most)

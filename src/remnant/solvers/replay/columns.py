@@ -27,7 +27,7 @@ from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.solvers.replay.unroll import Observe, end_of_run
 from remnant.training.fleet import SharedRun, begin, step_gradient
 from remnant.training.losses import loss_named
-from remnant.training.steps import slots, update
+from remnant.training.steps import slots
 
 Box = tuple[Tensor, Tensor]  # d each
 
@@ -58,7 +58,7 @@ def parts_of(run: SharedRun, first: int, records: Tensor, labels: Tensor) -> Par
             (mine,) = torch.autograd.grad(alone, [weights[first]])  # signals times the record
         own.append((mine @ flat[:, :, None])[:, :, 0] / length)
         known.append(grads[first] - own[-1][:, :, None] * flat[:, None])
-        state = update(run.recipe, step, [s.detach() for s in state], grads)
+        state = run.update(step, [s.detach() for s in state], grads)
     return Parts(known=torch.stack(known), own=torch.stack(own), end=state[:size])
 
 
@@ -67,7 +67,7 @@ def end_of_layer(run: SharedRun, start: Tensor, parts: Parts, entries: Tensor) -
     zero = torch.zeros_like(parts.known[0])
     state = [start + zero, *[zero] * slots(run.recipe)]
     for step, (known, own) in enumerate(zip(parts.known, parts.own, strict=True)):
-        state = update(run.recipe, step, state, [known + own[:, :, None] * entries[:, None]])
+        state = run.update(step, state, [known + own[:, :, None] * entries[:, None]])
     return state[0]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
-from remnant.training.steps import first_state, update
+from remnant.training.steps import first_state
 from remnant.types import Weights
 
 
@@ -56,5 +56,5 @@ def decayed(run: SharedRun) -> float:
     still = torch.zeros(1, dtype=torch.float64)
     state = first_state(run.recipe, [still + 1])
     for step in range(len(run.rows)):
-        state = update(run.recipe, step, state, [still])
+        state = run.update(step, state, [still])
     return float(state[0])

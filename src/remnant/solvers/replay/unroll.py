@@ -21,7 +21,7 @@ from remnant.training.fleet import (
     step_gradient,
     step_loss,
 )
-from remnant.training.steps import slots, update
+from remnant.training.steps import slots
 
 Observe = Callable[[Sequence[Tensor]], Tensor]
 """Stacked weights (K x shape each) -> what the adversary sees of them, K x q."""
@@ -82,7 +82,7 @@ def _back(
     point = records.detach().requires_grad_()
     with torch.enable_grad():
         grads = step_gradient(run, before[: len(run.start)], step, point, labels, graph=True)
-        after = update(run.recipe, step, before, grads)
+        after = run.update(step, before, grads)
         *back, added = torch.autograd.grad(
             after,
             [*before, point],
@@ -141,7 +141,7 @@ def push_forward(
             ways = [*moves[:size], change]
             along = torch.stack([(s * w).sum() for s, w in zip(slopes, ways, strict=True)]).sum()
             grads = torch.autograd.grad(along, weights, allow_unused=True, materialize_grads=True)
-        moves = update(run.recipe, step, moves, grads)  # linear in the state
+        moves = run.update(step, moves, grads)  # linear in the state
     return moves[:size]
 
 

@@ -1,0 +1,156 @@
+"""Networks that end in dense layers behind anything else: residual blocks, pooling, batch norm.
+
+What enters the dense layers, the features of each record, is found exactly from those layers alone:
+by the attack itself where there are two of them, from the output layer's own equations where there
+is one (`solvers.dense.output_layer`). Then images are sought that have these features and, where a
+gradient is held, whose gradient in the front is the observed one. The certificate is of the
+features; that the images are right is not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remnant.attacks.outcome import model_box, nothing
+from remnant.models.parts import Parts, before_dense
+from remnant.solvers.dense.output_layer import recover_output
+from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
+from remnant.solvers.descent.front import FrontMatching, match_front
+from remnant.solvers.layers import Pair, first_pair
+from remnant.types import Candidates, Evidence, Stated, Status, Target
+
+Solve = Callable[[Target], Candidates]
+
+
+def has_head(model: nn.Module) -> bool:
+    """Whether the network ends in two dense layers or more, behind others."""
+    parts = before_dense(model)
+    return parts is not None and isinstance(first_pair(parts.rest), Pair)
+
+
+def head_target(target: Target, parts: Parts) -> Target:
+    """The dense layers at the end, as a model of features."""
+    held = target.knowledge
+    initial, gradient = (
+        None if side is None else parts.of_rest(side) for side in (held.initial, held.gradient)
+    )
+    first = next(m for m in parts.rest.modules() if isinstance(m, nn.Linear))
+    return Target(
+        model=parts.rest,
+        input_shape=(first.in_features,),
+        bounds=None,
+        knowledge=replace(held, initial=initial, gradient=gradient, gradient_of="", public=None),
+    )
+
+
+def through_front(
+    target: Target,
+    evidence: Evidence,
+    solve: Solve,
+    generator: torch.Generator,
+    *,
+    otherwise: str,
+    settings: FrontMatching | None = None,
+) -> Candidates:
+    """Features of the records, and images that have them. solve: the attack, for the dense layers
+    alone. otherwise: the reason where the network does not end in dense layers."""
+    parts = before_dense(target.model)
+    if parts is None:
+        return nothing(target, Status.NOT_APPLICABLE, otherwise)
+    head = head_target(target, parts)
+    dense = [module for module in parts.rest.modules() if isinstance(module, nn.Linear)]
+    single = target.knowledge.gradient is not None and len(dense) == 1
+    found = from_output(head, evidence, parts, generator) if single else solve(head)
+    if not len(found):
+        reason = f"no features at the dense layers: {found.reason}"
+        return replace(found, inputs=torch.zeros(0, *target.input_shape), reason=reason)
+    images, figures = images_of(target, parts, found, settings or FrontMatching(), generator)
+    certified = found.stated.certified or 0
+    return Candidates(
+        inputs=target.scaling.to_data(images).float(),
+        confidence=torch.zeros(len(images)),
+        labels=found.labels,
+        status=Status.INCONCLUSIVE,
+        reason=f"features at the dense layers: {found.reason}; the images that were found for them "
+        "are not proved to be the records'",
+        stated=Stated(counted=found.stated.counted, certified=0),
+        figures={"features": certified, "found": len(found)} | figures,
+    )
+
+
+def from_output(
+    head: Target, evidence: Evidence, parts: Parts, generator: torch.Generator
+) -> Candidates:
+    """Features from the gradient of a lone output layer under cross-entropy."""
+    held = head.knowledge
+    if held.loss not in (None, "ce"):
+        reason = "a lone output layer is solved under cross-entropy only"
+        return nothing(head, Status.INCONCLUSIVE, reason)
+    weights, vector = parts.of_rest(evidence.start), parts.of_rest(evidence.vector)
+    names = [name for name in weights if name.endswith("weight")]
+    bias = names[0].removesuffix("weight") + "bias"
+    if bias not in vector:
+        return nothing(head, Status.INCONCLUSIVE, "the output layer has no bias")
+    found = recover_output(
+        weights[names[0]],
+        weights[bias],
+        torch.cat([vector[names[0]], vector[bias][:, None]], dim=1),
+        precision=evidence.precision,
+        generator=generator,
+        count=held.records,
+        labels=held.labels,
+    )
+    if isinstance(found, str):
+        return nothing(head, Status.INCONCLUSIVE, found)
+    n = len(found.inputs)
+    sure = n if found.exact else 0
+    return Candidates(
+        inputs=found.inputs,
+        confidence=torch.full((n,), float(found.exact)),
+        labels=found.labels,
+        status=Status.COMPLETE if found.exact else Status.INCONCLUSIVE,
+        reason=f"{sure} of {n} exact, by the output layer's equations, which hold to "
+        f"{found.residual:.0e}",
+        stated=Stated(counted=n, certified=sure),
+    )
+
+
+def images_of(
+    target: Target,
+    parts: Parts,
+    found: Candidates,
+    settings: FrontMatching,
+    generator: torch.Generator,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Images with those features, k x shape in the model's scale, and how well they fit."""
+    front, box = parts.front.requires_grad_(True), model_box(target)
+    gradient, held = target.knowledge.gradient, target.knowledge
+    features = found.inputs.to(next(front.parameters()))
+    if gradient is not None and found.labels is not None and found.stated.certified == len(found):
+        matched = match_front(
+            parts,
+            parts.of_front(gradient),
+            features,
+            found.labels,
+            loss=held.loss or "ce",
+            shape=target.input_shape,
+            settings=settings,
+            generator=generator,
+            bounds=box,
+            training=any(name.endswith("running_mean") for name in gradient),
+        )
+        return matched.inputs, {"misfit": matched.misfit, "unexplained": matched.distance}
+    images, misfit = invert_by_descent(
+        front.eval(),
+        features,
+        FeatureInversion(evaluations=settings.evaluations),
+        shape=target.input_shape,
+        generator=generator,
+        bounds=box,
+    )
+    return images, {"misfit": float(misfit.median())}

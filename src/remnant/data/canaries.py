@@ -1,0 +1,113 @@
+"""Canaries: records made up for an audit, in the form that the data has.
+
+Each value is drawn from that column (that pixel, that token's place among the words) of the data,
+so that a canary has the data's units and categories, and its label by itself: nothing but having
+been trained on it can make a model sure of it. Planted ones are added to the training; unplanted
+ones, by the same draws, are kept for comparison.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remnant.data.csv_table import read_columns
+from remnant.data.npz import read_npz
+from remnant.data.reading import LIMIT
+from remnant.data.texts import ENDINGS
+from remnant.errors import DataError, expected
+from remnant.untrusted import Budget, file_bytes
+
+KINDS = (".npz", ".csv", ".tsv", *ENDINGS)
+UNPLANTED = "-unplanted"
+
+
+def make_canaries(source: Path, counts: Sequence[int], seed: int) -> list[bytes]:
+    """Files of so many canaries each, of the kind that `source` is, all different draws."""
+    suffix = source.suffix.lower()
+    if suffix not in KINDS or not source.is_file():
+        wanted = f"a file of {', '.join(KINDS)}"
+        raise DataError(expected(f"{source}: canaries", wanted, suffix or "no ending"))
+    draw = np.random.default_rng(seed)
+    make = {".npz": _arrays, ".csv": _table, ".tsv": _table}.get(suffix, _texts)
+    return make(source, counts, draw)
+
+
+def unplanted_beside(planted: Path) -> Path:
+    """Where the canaries that were not planted are."""
+    return planted.with_name(f"{planted.stem}{UNPLANTED}{planted.suffix}")
+
+
+def _arrays(source: Path, counts: Sequence[int], draw: np.random.Generator) -> list[bytes]:
+    read_npz(source, source.stem, LIMIT)  # refuses what is none of ours, before it is unpacked
+    with np.load(source, allow_pickle=False) as held:
+        x, y = (held[key if key in held else f"{key}_train"] for key in ("x", "y"))
+    files = []
+    for part, count in enumerate(counts):
+        flat = x.reshape(len(x), -1)
+        rows = draw.integers(len(x), size=(count, flat.shape[1]))
+        made = np.take_along_axis(flat, rows, 0).reshape(count, *x.shape[1:])
+        labels = y[draw.integers(len(y), size=count)]
+        stream = io.BytesIO()
+        np.savez(stream, x=made, y=labels, id=np.array(_names(part, count)))
+        files.append(stream.getvalue())
+    return files
+
+
+def _table(source: Path, counts: Sequence[int], draw: np.random.Generator) -> list[bytes]:
+    mark, names, columns = read_columns(source, file_bytes(source, Budget(LIMIT)), Budget(LIMIT))
+    files = []
+    for part, count in enumerate(counts):
+        made = [[cells[i] for i in draw.integers(len(cells), size=count)] for cells in columns]
+        for i, name in enumerate(names):
+            made[i] = _names(part, count) if name.lower() == "id" else made[i]
+        stream = io.StringIO()
+        out = csv.writer(stream, delimiter=mark, lineterminator="\n")
+        out.writerow(names)
+        out.writerows(zip(*made, strict=True))
+        files.append(stream.getvalue().encode())
+    return files
+
+
+def _texts(
+    source: Path, counts: Sequence[int], draw: np.random.Generator, field: str = "text"
+) -> list[bytes]:
+    """Lines as long as those of the data, of its words, each drawn by itself."""
+    objects = source.suffix.lower() == ".jsonl"
+    held = _lines(source, objects, field)
+    words = [word for one in held for word in one[field].split()]
+    files = []
+    for part, count in enumerate(counts):
+        said = []
+        for name in _names(part, count):
+            length = len(held[draw.integers(len(held))][field].split())
+            text = " ".join(words[i] for i in draw.integers(len(words), size=length))
+            label = held[draw.integers(len(held))].get("label")
+            known = {} if label is None else {"label": label}
+            said.append(json.dumps({field: text, "id": name} | known) if objects else text)
+        files.append(("\n".join(said) + "\n").encode())
+    return files
+
+
+def _lines(source: Path, objects: bool, field: str) -> list[dict[str, Any]]:
+    """Each line as an object with a text."""
+    wanted = f"lines with a text under {field}" if objects else "lines of text"
+    try:
+        lines = file_bytes(source, Budget(LIMIT)).decode("utf-8-sig").splitlines()
+        held = [json.loads(line) if objects else {field: line} for line in lines if line.strip()]
+        if held and all(isinstance(one[field], str) and one[field].split() for one in held):
+            return held
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise DataError(expected(f"{source}: canaries", wanted, "something else"))
+
+
+def _names(part: int, count: int) -> list[str]:
+    word = ("canary", "unplanted")[part]
+    return [f"{word}-{i:04d}" for i in range(count)]
