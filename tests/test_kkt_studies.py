@@ -61,3 +61,11 @@ def test_counts_by_correlation_and_by_the_papers_score(digits):
     assert studies.counts(victim, victim.truth.inputs) == {"": 6, "_above_0.8": 6, "_good": 6}
     noise = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     assert studies.counts(victim, noise)[""] == 0
+
+
+def test_exposure_stands_beside_held_out_records():
+    rows = studies.measure_exposure(
+        load("digits"), records=4, width=24, starts=1, steps=5, seed=0, loss="ce"
+    )
+    assert len(rows) == 4
+    assert all(0 < row["null_correlation"] <= 1 for row in rows)

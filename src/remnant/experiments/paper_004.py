@@ -196,6 +196,7 @@ def measure_exposure(
     truth, distance = victim.truth, hardness(victim)
     ranks = distance.argsort().argsort() * len(FIFTHS) // len(truth)
     correlation = score(truth, found.inputs).correlation.nan_to_num(0.0)
+    null = score(truth, victim.holdout.inputs).correlation.nan_to_num(0.0)
     papers = papers_ssim(truth, found.inputs, mean=victim.target.scaling.mean)
     return [
         {
@@ -203,6 +204,7 @@ def measure_exposure(
             "hardness": float(distance[i]),
             "fifth": FIFTHS[int(ranks[i])],
             "correlation": float(correlation[i]),
+            "null_correlation": float(null[i]),
             "ssim": float(papers[i]),
             "cpu_seconds": row["cpu_seconds"] / len(truth),
         }
@@ -361,11 +363,20 @@ STUDIES: Mapping[str, Study] = {
         measure=measure_exposure,
         settings={**BASE, "loss": ["ce", "bce", "mse", "power2.5", "huber1"], "records": 50},
         quick={"loss": ["ce", "mse"], "records": 20, "width": 100, "steps": 300},
-        columns=("loss", "seed", "id", "hardness", "fifth", "correlation", "ssim"),
+        columns=(
+            "loss",
+            "seed",
+            "id",
+            "hardness",
+            "fifth",
+            "correlation",
+            "null_correlation",
+            "ssim",
+        ),
         figures=(
             Figure(
                 x="fifth",
-                lines={"correlation": "median of a fifth"},
+                lines={"correlation": "median of a fifth", "null_correlation": "held-out"},
                 across="records by margin, or by falling loss",
                 up="correlation",
                 panel="{loss}",
