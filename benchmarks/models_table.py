@@ -1,8 +1,8 @@
-"""The table of docs/models.md: ordinary models, each read, preflighted and audited by the commands.
+"""The table of docs/research/models.md: ordinary models, each read, preflighted and audited.
 
     python benchmarks/models_table.py                       # all, a minute or two each at most
     python benchmarks/models_table.py --only 'dense*,GRU'
-    python benchmarks/models_table.py --into docs/models.md  # between its two marks
+    python benchmarks/models_table.py --into docs/research/models.md  # between its two marks
 
 Ends with exit code 1 if any command ended in a fault, or a verdict is not true.
 """

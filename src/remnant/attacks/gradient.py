@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remnant.attacks import gradient_sequences
 from remnant.attacks.about import (
@@ -46,6 +46,7 @@ from remnant.attacks.outcome import (
 )
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
+from remnant.solvers.dense.dropout import drops, recover_dropped
 from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, recover_batch
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.descent.front import FrontMatching
@@ -211,6 +212,11 @@ class Gradient:
             last=pair.last,
             precision=evidence.precision,
         )
+        if isinstance(pair.activation, nn.ReLU) and drops(target.model):
+            count = target.knowledge.records
+            dropped = recover_dropped(layers, generator=generator, count=count)
+            if dropped is not None and dropped.complete:
+                return dropped
         recovery = recover_batch(
             layers,
             count=target.knowledge.records,
@@ -327,7 +333,8 @@ def conclude(
     inputs = inputs.reshape(-1, *target.input_shape)
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
-    residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
+    whole = recovery.complete and not drops(target.model)  # what later layers dropped is not known
+    residuals = output_residuals(target.model, evidence, inputs) if whole else None
     labels = labels_from(target, residuals, inputs)
     confidence = 1 - recovery.residual.clamp(0, 1)
     confidence = confidence * (0.5 + 0.5 * passed)
