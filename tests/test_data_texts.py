@@ -61,6 +61,7 @@ def test_json_lines_have_fields_labels_and_ids(tmp_path, tokenizer):
         ("a.txt", b"one\n\nthree\n", "line 2: expected a text, got an empty one"),
         ("a.txt", b"\xff\xfe", "UTF-8 text"),
         ("a.txt", b"word " * 200, f"at most {LONGEST} tokens"),
+        ("a.jsonl", b'{"tokens": "abc"}\n', "line 1: tokens: expected whole numbers, got 'abc'"),
         ("a.jsonl", b'{"text": "  "}\n', "line 1: expected a text, got an empty one"),
         ("a.jsonl", b'{"words": "a"}\n', "expected a text, got nothing; name it with --text-field"),
         ("a.jsonl", b"[1]\n", "expected an object such as"),
