@@ -38,7 +38,8 @@ def measure(records: int, width: int, p: float, seed: int) -> list[object]:
     seconds = time.process_time() - begun
     worst = float("inf")
     if len(found):
-        far = torch.cdist(inputs.flatten(1), found.inputs.flatten(1)).square()
+        both = inputs.flatten(1).double(), found.inputs.flatten(1).double()
+        far = torch.cdist(*both).square()
         worst = float(far.min(1).values.max())
     return [records, width, p, seed, found.stated.certified, f"{worst:.0e}", f"{seconds:.1f}"]
 
