@@ -13,7 +13,7 @@ from sklearn.linear_model import Ridge
 import malformed_files as made
 from skops_format import write_skops
 
-READ, REFUSED = (0, 2), (2,)
+READ, REFUSED = (0, 2, 5), (2,)  # 5: read, and no attack applies
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (4, 3072), dtype=np.uint8)
 RECIPE = {"name": "sgd", "lr": 0.1, "epochs": 2, "batch_size": 4, "momentum": 0.5, "loss": "ce"}

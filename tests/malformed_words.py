@@ -13,7 +13,7 @@ from remnant.cli import parser
 from remnant.cli.spec import AuditSpec, Privacy
 
 GARBAGE = (2,)
-MAYBE = (0, 2)  # what is still valid, or is read without being believed
+MAYBE = (0, 2, 5)  # what is still valid, or is read without being believed; 5: no attack applies
 LONG = "9" * 5000
 WHOLE = {
     "weights": "{good}/w.safetensors",

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remnant.attacks import gradient_sequences
 from remnant.attacks.about import (
@@ -30,6 +30,7 @@ from remnant.attacks.gradient_batch_norm import (
     norm_names,
     normed_pair,
     recover_through_norm,
+    unless_refuted,
 )
 from remnant.attacks.gradient_saved import from_optimizer
 from remnant.attacks.gradient_span import conclude_span, smooth_end, span_tolerance
@@ -46,6 +47,7 @@ from remnant.attacks.outcome import (
 )
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient
+from remnant.solvers.dense.dropout import drops, recover_dropped
 from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, recover_batch
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.descent.front import FrontMatching
@@ -174,7 +176,10 @@ class Gradient:
         if isinstance(plain, str):
             return nothing(target, Status.INCONCLUSIVE, plain)
         if plain is not None:
-            found = self.exact(*plain, generator)
+            if any(name.endswith("running_mean") for name in target.knowledge.gradient or {}):
+                dense = partial(self, generator=generator)
+                return through_front(target, evidence, dense, generator, otherwise=STATISTICS)
+            found = unless_refuted(target, evidence, self.exact(*plain, generator))
             if isinstance(first_pair(plain[0].model, after_convolutions=True), str):
                 return found  # the dense layers have no batch norm
             otherwise = f"{found.reason}; if it was taken otherwise, {STATISTICS}"
@@ -211,6 +216,11 @@ class Gradient:
             last=pair.last,
             precision=evidence.precision,
         )
+        if isinstance(pair.activation, nn.ReLU) and drops(target.model):
+            count = target.knowledge.records
+            dropped = recover_dropped(layers, generator=generator, count=count)
+            if dropped is not None and dropped.complete:
+                return dropped
         recovery = recover_batch(
             layers,
             count=target.knowledge.records,
@@ -327,7 +337,8 @@ def conclude(
     inputs = inputs.reshape(-1, *target.input_shape)
     data = target.scaling.to_data(inputs)
     passed = passed & in_box(data, target.bounds)
-    residuals = output_residuals(target.model, evidence, inputs) if recovery.complete else None
+    whole = recovery.complete and not drops(target.model)  # what later layers dropped is not known
+    residuals = output_residuals(target.model, evidence, inputs) if whole else None
     labels = labels_from(target, residuals, inputs)
     confidence = 1 - recovery.residual.clamp(0, 1)
     confidence = confidence * (0.5 + 0.5 * passed)

@@ -142,7 +142,10 @@ class KKT:
         spare = 1.0 if records_of(target) else TOLERANCES.spare_rank
         rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
-        duals = replace(duals, least=self.lambda_min or 0.0, first=first_dual(layers, duals))
+        duals = replace(duals, least=self.lambda_min or 0.0)
+        if duals.outputs == 1 and duals.objective != "free":
+            told = TOLERANCES.first_share * float(layers[-1].weight.square().sum()) / counted
+            duals = replace(duals, first=min(duals.first, told))
         problem = pose(
             layers,
             target.input_shape,
@@ -169,7 +172,7 @@ class KKT:
         free, conv = duals.objective == "free", layers[0].conv
         least = 3.0 if free else 10.0 if duals.outputs == 1 else 1.0
         crowd = records / len(next(layer for layer in layers if not layer.conv).weight)
-        whiten = 0.0 if free else plain.whiten
+        whiten = 0.0 if free else plain.whiten / 2 if duals.outputs == 1 else plain.whiten
         return replace(
             plain,
             steps=self.steps or plain.steps,
@@ -256,16 +259,6 @@ def duals_for(target: Target, outputs: int, m: int, objective: Objective | None)
         labels=labels,
         outputs=outputs,
     )
-
-
-def first_dual(layers: tuple[Layer, ...], duals: Duals) -> float:
-    """Where each dual begins. The last layer tells their sum: |W|^2 = sum_i dual_i (margin of i),
-    and a descent that begins above it keeps large duals on few candidates."""
-    if duals.objective == "free":
-        return TOLERANCES.first_dual
-    held = float(layers[-1].weight.square().sum())
-    most = torch.finfo(torch.float32).max  # weights far out: the descent says so
-    return min(most, TOLERANCES.first_share * held / len(duals.labels))
 
 
 def public_inputs(target: Target) -> Tensor | None:

@@ -180,7 +180,9 @@ def no_gap(spectrum: Spectrum) -> str:
     return (
         "no gap among the singular values of the first layer's change (largest fall "
         f"{spectrum.gap:.1f}x, at {spectrum.count}), so the number of records cannot be read off: "
-        "as after Adam, weight decay, coarse rounding, or more records than inputs or neurons"
+        "as after Adam, weight decay, coarse rounding, or more records than inputs or neurons; "
+        "after Adam the optimizer saved beside the weights would tell them (gradient), or a short "
+        "recipe (informed)"
     )
 
 

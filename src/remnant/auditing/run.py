@@ -139,8 +139,10 @@ def _attack_in_turn(
     candidates: dict[str, Candidates] = {}
     begun, timings = time.process_time(), dict[str, float]()
     among = 1 + sum(row["applies"] for row in rows)  # tests that share the chance of error
+    # Under a budget the quick ones first, so that a slow one does not take their time.
+    quick = sorted(rows, key=lambda row: row["seconds"] or 0.0)
     with task("auditing", len(rows)) as step:
-        for row in rows:
+        for row in rows if plan.budget is None else quick:
             start = time.process_time()
             left = None if plan.budget is None else plan.budget - (start - begun)
             attacked, found, better = _attack(case, plan, run, row, left, strangers, among)
@@ -151,6 +153,8 @@ def _attack_in_turn(
             if found is not None and attacked.candidates is not None:
                 candidates[attacked.candidates] = found
             step(note=attacked.attack)
+    turn = [row["attack"] for row in rows]
+    attacks.sort(key=lambda attacked: turn.index(attacked.attack))
     read = _written(case, plan, strangers, among)
     if read is not None:
         attacks.append(read[0])
@@ -189,20 +193,9 @@ def _attack(
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, None
     try:
         with at_most(left):
-            found = play(case, name, attack, plan, run)
-            better = prepared(case, found, strangers)
-            if better is None:
-                better = unbounded(case, name, attack, plan, run, strangers, found)
-            if better is not None:
-                case, found, strangers = better.case, better.found, better.strangers
-            finding = _score(case, name, found, plan, strangers)
-            if better is not None:
-                proof = Proof.read(finding).among(better.tries, case.prepared)
-                finding = proof.added_to(finding, finding.per_record)
-            control = None
-            unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
-            if plan.control or (unsure and plan.control is None):
-                control = _control(case, name, attack, plan, run, among)
+            case, found, better, finding, control = _tried(
+                case, name, attack, plan, run, strangers, among
+            )
     except OutOfTimeError:
         reason = (
             f"stopped by the budget of {plan.budget:g} s, of which it had the last {left:.0f} s"
@@ -229,6 +222,34 @@ def _attack(
         found,
         better,
     )
+
+
+def _tried(
+    case: Case,
+    name: str,
+    attack: Attack,
+    plan: Plan,
+    run: Run,
+    strangers: Strangers,
+    among: int,
+) -> tuple[Case, Candidates, Prepared | None, Finding, Control | None]:
+    """Play the attack and score it, on the records as they turn out to have been prepared, and its
+    control where the plan wants one."""
+    found = play(case, name, attack, plan, run)
+    better = prepared(case, found, strangers)
+    if better is None:
+        better = unbounded(case, name, attack, plan, run, strangers, found)
+    if better is not None:
+        case, found, strangers = better.case, better.found, better.strangers
+    finding = _score(case, name, found, plan, strangers)
+    if better is not None:
+        proof = Proof.read(finding).among(better.tries, case.prepared)
+        finding = proof.added_to(finding, finding.per_record)
+    control = None
+    unsure = judge(finding, None, attacks=among)[0] == Verdict.INCONCLUSIVE
+    if plan.control or (unsure and plan.control is None):
+        control = _control(case, name, attack, plan, run, among)
+    return case, found, better, finding, control
 
 
 def _score(case: Case, name: str, found: Candidates, plan: Plan, strangers: Strangers) -> Finding:

@@ -138,10 +138,11 @@ def _object(line: str, where: str) -> dict[str, Any]:
 def _tokens(held: dict[str, Any], field: str, tokenizer: Tokenizer | None, where: str) -> list[int]:
     """The tokens that a line gives, or those of its text."""
     given = held.get("tokens")
-    if field not in held and isinstance(given, list):
-        if not given or not all(type(token) is int for token in given):
+    if field not in held and given is not None:
+        numbers = isinstance(given, list) and all(type(token) is int for token in given)
+        if not given or not numbers:
             raise DataError(expected(f"{where}: tokens", "whole numbers", shown(given)))
-        return given
+        return list(given)
     text = held.get(field)
     if not isinstance(text, str):
         do = "name it with --text-field" if field == "text" else ""

@@ -161,13 +161,9 @@ def _refuse_guess(weights: Weights, order: list[str], names: Iterable[str], what
 def _nothing_left(
     weights: Weights, names: list[str], used: set[str], wanted: Shapes, what: str
 ) -> None:
-    over = [name for name in names if name not in used]
-    if len(over) > 1:
+    over = [f"{name} {tuple(weights[name].shape)}" for name in names if name not in used]
+    if over:
         raise WeightsError(unmatched(what, {"left over": over}, do=_hint(weights)))
-    for name in over:
-        wanted_here = f"{len(wanted)} tensors, one a parameter"
-        got = f"also {name} {tuple(weights[name].shape)}"
-        raise WeightsError(expected(what, wanted_here, got, _hint(weights)))
 
 
 def _first_mismatch(weights: Weights, order: list[str], wanted: Shapes, what: str) -> str:

@@ -48,10 +48,8 @@ def update(
         if not apart:
             grads = [torch.add(g, w, alpha=decay) for w, g in zip(weights, grads, strict=True)]
         found = [
-            adam(
-                g if apart else torch.add(g, w, alpha=decay), *held, step + 1, rule.betas, rule.eps
-            )
-            for w, g, held in zip(weights, grads, moments, strict=True)
+            adam(g, *held, step + 1, rule.betas, rule.eps)
+            for g, held in zip(grads, moments, strict=True)
         ]
         directions, first, second = (list(part) for part in zip(*found, strict=True))
         return [*moved(weights, directions, lr, decay if apart else 0.0), *first, *second]

@@ -18,10 +18,12 @@ class Tolerances:
     # Imbalance above which a model is not near a stationary point under weight decay. Starts agree
     # there as well, on what is no record (docs/research/kkt.md).
     unbalanced: float = 0.01
-    # Where duals begin, above their least: as a share of the last layer's squared norm for all of
-    # them, where margins are of one sign; free ones each. Larger ones begin with a worse misfit.
-    first_share: float = 0.1
+    # Where duals begin, above their least. Larger ones begin with a worse misfit.
     first_dual: float = 0.01
+    # The same for one output, at most, as a share of |last layer|^2 / records, which is the mean
+    # of dual times margin. Begun too large, the sum overshoots and candidates shrink before they
+    # have turned to records; too small, they take longer.
+    first_share: float = 0.025
     # Times a layer's median singular value: where noise ends that fills the layer. A larger one
     # takes directions of records for noise, a smaller one noise for records.
     noise_edge: float = 2.5

@@ -75,48 +75,64 @@ def recover_sequences(
     decoder = read_decoder(model, layout, min(longest, (places or longest) + 1))
     if isinstance(decoder, str):
         return Recovery(stopped=decoder, refused=True)
-    first = layout.blocks[0]
-    if not _held(vector, first.reads):
+    if not _held(vector, layout.blocks[0].reads):
         why = "the gradient of the first block is not held (its attention was not trained)"
         return Recovery(stopped=why, refused=True)
 
-    cache = {} if known is None else known
-
-    def span_of(layers: tuple[Linear, ...]) -> InputSpan | None:
-        if not _held(vector, layers):
-            return None
-        worst = max(noise, *(precision[layer.weight] for layer in layers))
-        return input_span(
-            vector, layers, precision=worst, tolerances=tolerances, generator=generator, known=cache
-        )
-
+    spans = _spans_of(vector, layout, precision, noise, tolerances, generator, known)
     moved = None if layout.tied else moved_rows(vector.get(layout.embedding or ""), start)
-    tokens = _tokens(decoder, span_of(first.reads), moved, places, tolerances)
+    tokens = _tokens(decoder, spans["reads"], moved, places, tolerances)
     if tokens is None:
         return Recovery(stopped=f"{_filled(layout)}; nor can tokens be told")
     certain = sorted((tokens.found if moved is None else moved).tolist())
-    spans = {"up": span_of(first.up)}
-    if len(layout.blocks) > 1:
-        spans["next"] = span_of(layout.blocks[1].reads)
-    usable = {name: span for name, span in spans.items() if span is not None and span.null}
     figures: dict[str, float | int] = {
         "tokens_found": len(certain), "token_worst": tokens.worst, "token_next": tokens.best,
-        **{f"rank_{name}": span.rank for name, span in spans.items() if span is not None},
+        **{f"rank_{name}": span.rank for name, span in spans.items() if name != "reads"},
     }  # fmt: skip
+    usable = {name: span for name, span in spans.items() if name != "reads" and span.null}
     told = len(certain) <= min(tolerances.most_tokens, len(decoder.tokens) // 2)
     if not usable or not told:
         why = "the null space of the first block tells too little" if usable else _filled(layout)
         also = f"the set of {len(certain)} tokens is certain" if told else "nor can tokens be told"
         kept = certain if told else None
         return Recovery(stopped=f"{why}; {also}", tokens=kept, figures=figures)
-    length = len(decoder.places) if places is None else places
-    found = grow(decoder, usable, tokens.at, length, tolerances)
+    found = grow(decoder, usable, tokens.at, places or len(decoder.places), tolerances)
     if found.crowded or not found.leaves:
         much = "too many prefixes fit" if found.crowded else "no prefix fits"
         also = "" if moved is None else f"; the set of {len(certain)} tokens is certain"
         why = f"{much} what the first blocks read{also}"
         return Recovery(stopped=why, tokens=None if moved is None else certain, figures=figures)
     return _concluded(model, layout, vector, found, certain, rounding, tolerances, figures)
+
+
+def _spans_of(
+    vector: Weights,
+    layout: Layout,
+    precision: Mapping[str, float],
+    noise: float,
+    tolerances: Tolerances,
+    generator: torch.Generator,
+    known: dict[str, tuple[Tensor, Tensor]] | None,
+) -> dict[str, InputSpan]:
+    """What the first block's attention ("reads") and perceptron ("up") and the second's attention
+    ("next") read, as far as their gradients are held."""
+    first, *more = layout.blocks
+    places = {"reads": first.reads, "up": first.up}
+    if more:
+        places["next"] = more[0].reads
+    known = {} if known is None else known
+    return {
+        name: input_span(
+            vector,
+            layers,
+            precision=max(noise, *(precision[layer.weight] for layer in layers)),
+            tolerances=tolerances,
+            generator=generator,
+            known=known,
+        )
+        for name, layers in places.items()
+        if _held(vector, layers)
+    }
 
 
 def _filled(layout: Layout) -> str:
@@ -133,7 +149,7 @@ def _held(vector: Weights, layers: tuple[Linear, ...]) -> bool:
 
 def _tokens(
     decoder: Decoder,
-    span: InputSpan | None,
+    span: InputSpan,
     moved: Tensor | None,
     places: int | None,
     tolerances: Tolerances,
@@ -141,7 +157,7 @@ def _tokens(
     """Tokens by the first block's attention, among those whose embedding moved, if that is known;
     None where neither tells anything."""
     among = torch.arange(len(decoder.tokens)) if moved is None else moved
-    if span is not None and span.null:
+    if span.null:
         return find_tokens(decoder, span, among, places, tolerances)
     if moved is None:
         return None
