@@ -141,14 +141,18 @@ def whole(rows: list[Row]) -> str:
 
 
 def verdict(row: Row) -> str:
+    stopped = [a for a in row.get("told", {}).get("attacks", ()) if "the budget" in a["reason"]]
     if row["verdict"] != "exposed":
-        return row["verdict"]
+        return row["verdict"] + (", stopped by the budget" if stopped else "")
     return f"exposed, {len(row['told']['exposed'])} of {row['told']['target']['records']}"
 
 
 def membership(told: Row) -> str:
     held = told.get("membership")
-    return "" if not held else f"{held['verdict']} (AUC {held['auc']:.2f})"
+    if not held or not held["tests"]:
+        return held["verdict"] if held else ""
+    area = next(test["auc"] for test in held["tests"] if test["score"] == held["by"])
+    return f"{held['verdict']} (AUC {area:.2f})"
 
 
 if __name__ == "__main__":

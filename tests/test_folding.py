@@ -70,6 +70,24 @@ def test_a_gradient_in_evaluation_mode_gives_the_batch(kind, bias):
     assert float(far.max()) < 1e-3
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_convolutions_in_training_mode_certify_no_image(told):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+            nn.Linear(288, 160), nn.ReLU(), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 5),
+        )  # fmt: skip
+    sent = copy.deepcopy(model).eval()
+    gradient = capture(model.train(), "ce", batch("conv"))
+    gradient = {n: v for n, v in gradient.items() if told or "running" not in n}
+    known = Knowledge(gradient=gradient, loss="ce")
+    target = Target(model=sent, input_shape=(1, 6, 6), bounds=(0, 1), knowledge=known)
+    found = Gradient(steps=2)(target, generator=seeded())
+    assert not found.stated.certified, found.reason
+    assert not told or found.figures["features"] == RECORDS, found.reason
+
+
 def tuned(model, records, steps, *, training=False):
     """Fine-tuned with batch norm frozen, as `model.eval()` and `requires_grad_(False)` do."""
     model = copy.deepcopy(model).train(training)

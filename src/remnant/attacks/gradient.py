@@ -30,6 +30,7 @@ from remnant.attacks.gradient_batch_norm import (
     norm_names,
     normed_pair,
     recover_through_norm,
+    unless_refuted,
 )
 from remnant.attacks.gradient_saved import from_optimizer
 from remnant.attacks.gradient_span import conclude_span, smooth_end, span_tolerance
@@ -175,7 +176,10 @@ class Gradient:
         if isinstance(plain, str):
             return nothing(target, Status.INCONCLUSIVE, plain)
         if plain is not None:
-            found = self.exact(*plain, generator)
+            if any(name.endswith("running_mean") for name in target.knowledge.gradient or {}):
+                dense = partial(self, generator=generator)
+                return through_front(target, evidence, dense, generator, otherwise=STATISTICS)
+            found = unless_refuted(target, evidence, self.exact(*plain, generator))
             if isinstance(first_pair(plain[0].model, after_convolutions=True), str):
                 return found  # the dense layers have no batch norm
             otherwise = f"{found.reason}; if it was taken otherwise, {STATISTICS}"

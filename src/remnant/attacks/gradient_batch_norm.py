@@ -8,7 +8,7 @@ statistics that the step left behind.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from remnant.models.foreign import real_outputs
 from remnant.models.stack import working
 from remnant.solvers.batch_norm import NextLayer, NormedLayer, NormedRecovery, recover_normed
 from remnant.solvers.layers import Dense
+from remnant.training.batch_gradient import batch_gradient
 from remnant.types import Candidates, Evidence, Stated, Status, Target, Weights
 
 STATISTICS = (
@@ -126,6 +127,28 @@ def recover_through_norm(
     if isinstance(found, str):
         return nothing(target, Status.INCONCLUSIVE, found)
     return _conclude(target, evidence, found)
+
+
+def unless_refuted(target: Target, evidence: Evidence, found: Candidates) -> Candidates:
+    """Images behind convolutions with batch norm are certified only if they give back these layers'
+    gradient: its mode cannot be told from the dense layers, whose features are right in either."""
+    convolutions = [n for n, m in target.model.named_modules() if isinstance(m, nn.Conv2d)]
+    if not convolutions or not found.stated.certified:
+        return found
+    if found.labels is not None and len(found) == found.stated.counted:
+        inputs = target.scaling.to_model(found.inputs.double())
+        model = copy.deepcopy(target.model).double().eval()
+        loss = target.knowledge.loss or "ce"
+        again = batch_gradient(model, loss, (inputs, found.labels))
+        names = [f"{n}.weight" for n in convolutions if f"{n}.weight" in evidence.vector]
+        rest = sum(float((again[n] - evidence.vector[n]).square().sum()) for n in names)
+        if rest < 1e-3 * sum(float(evidence.vector[n].square().sum()) for n in names):
+            return found
+    none = Stated(counted=found.stated.counted, certified=0)
+    why = "their images do not give back the convolutions' gradient"
+    return replace(
+        found, status=Status.INCONCLUSIVE, stated=none, reason=f"{found.reason}; but {why}"
+    )
 
 
 def _own(start: Weights, name: str, otherwise: float, width: int) -> Tensor:

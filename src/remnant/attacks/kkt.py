@@ -145,6 +145,9 @@ class KKT:
         rank = min(self.rank or math.ceil(spare * counted), *first.weight.shape)
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
         duals = replace(duals, least=self.lambda_min or 0.0)
+        if duals.outputs == 1 and duals.objective != "free":
+            told = TOLERANCES.first_share * float(layers[-1].weight.square().sum()) / counted
+            duals = replace(duals, first=min(duals.first, told))
         problem = pose(
             layers,
             target.input_shape,
@@ -171,7 +174,7 @@ class KKT:
         free, conv = duals.objective == "free", layers[0].conv
         least = 3.0 if free else 10.0 if duals.outputs == 1 else 1.0
         crowd = records / len(next(layer for layer in layers if not layer.conv).weight)
-        whiten = 0.0 if free else plain.whiten
+        whiten = 0.0 if free else plain.whiten / 2 if duals.outputs == 1 else plain.whiten
         return replace(
             plain,
             steps=self.steps or plain.steps,

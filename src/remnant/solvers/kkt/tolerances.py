@@ -20,6 +20,10 @@ class Tolerances:
     unbalanced: float = 0.01
     # Where duals begin, above their least. Larger ones begin with a worse misfit.
     first_dual: float = 0.01
+    # The same for one output, at most, as a share of |last layer|^2 / records, which is the mean
+    # of dual times margin. Begun too large, the sum overshoots and candidates shrink before they
+    # have turned to records; too small, they take longer.
+    first_share: float = 0.025
     # Times a layer's median singular value: where noise ends that fills the layer. A larger one
     # takes directions of records for noise, a smaller one noise for records.
     noise_edge: float = 2.5
