@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from remnant.attacks.kkt import KKT, duals_for, objective_for, outcome
+from remnant.attacks.kkt import KKT, duals_for, objective_for
+from remnant.attacks.kkt_outcome import outcome
 from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build
@@ -54,6 +55,8 @@ def test_records_come_back_from_the_weights_and_starts_agree_on_them():
     assert found.figures["imbalance"] < 0.01
     assert found.figures["agreed"] >= 8
     assert found.figures["misclassified"] == 0
+    assert found.figures["sure"] > 0
+    assert f"{found.figures['sure']} correlate above 0.95" in found.reason
     assert (found.confidence.diff() <= 0).all()
     assert found.inputs.min() >= 0
     assert found.inputs.max() <= 1
@@ -140,6 +143,7 @@ def test_the_paper_descends_on_pixels():
     assert found.figures["settings"]["lr"] == 1e-3
     many = KKT(preset="paper", steps=2, trials=3)(target, generator=seeded())
     assert many.figures["trials"] == 3
+    assert len(many) == 3 * 20  # pooled over the trials, as the papers do
 
 
 def test_the_papers_random_search_stays_in_its_ranges():
@@ -206,7 +210,7 @@ def test_labels_and_objectives_follow_what_is_known():
     assert duals_for(told, 10, 6, None).labels.tolist() == [3, 3, 7, 3, 3, 7]
     found = KKT(starts=1, steps=2)(told, generator=seeded())
     assert found.stated.counted == 3
-    assert set(found.labels.tolist()) == {3, 7}
+    assert set(found.labels.tolist()) <= {3, 7}
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,26 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from remnant.attacks.about import HELD, LINEAR, About, Choice, Cost, Range, Scene, Space, setting
+from remnant.attacks.kkt_outcome import conclude, conclude_paper, records_of
 from remnant.attacks.outcome import model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
-from remnant.solvers.consensus import came_back, cluster, enough
 from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, balanced_labels
-from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
-from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES, Descended, descend_on_pixels, drawn
+from remnant.solvers.kkt.network import Layer, balance, read_network
+from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.scale import scaled_to_box
-from remnant.solvers.kkt.search import Found, Pooled, Search, agreed
+from remnant.solvers.kkt.search import Search, agreed
 from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.training import DecayTime, train
-from remnant.training.losses import predicted
-from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
+from remnant.types import Candidates, Examples, Knowledge, Status, Target
 
 Preset = Literal["default", "paper"]
 PRESETS: tuple[Preset, ...] = ("default", "paper")
@@ -76,7 +74,7 @@ class KKT:
     )
     candidates: int | None = setting(None, "in each start (default: twice the records)")
     starts: int = setting(4, "independent sets of candidates")
-    steps: int | None = setting(None, "of each start (default: 1000; paper: 50000)")
+    steps: int | None = setting(None, "of each start (default: 600; paper: 50000)")
     rank: int | None = setting(None, "of the first dense layer (default: the records)")
     inner_rank: int | None = setting(40, "of dense layers between")
     lambda_min: float | None = setting(None, "smallest dual (default: 0; paper: drawn)")
@@ -117,7 +115,7 @@ class KKT:
 
     def cost(self, scene: Scene) -> Cost:
         n, count = scene.records, scene.parameters
-        return Cost(work=4 * 1000 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
+        return Cost(work=4 * 600 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """Trained from fresh weights to stationarity with weight decay, the way that leaks."""
@@ -236,14 +234,6 @@ def outputs_of(target: Target) -> int:
     return count
 
 
-def records_of(target: Target) -> int | None:
-    """The number of records, where the adversary knows it."""
-    known = target.knowledge
-    if known.records is not None:
-        return known.records
-    return None if known.labels is None else len(known.labels)
-
-
 def spectrum_of(target: Target, layers: tuple[Layer, ...]) -> Spectrum:
     """Of the first dense layer: its rank is the number of records, once its start has decayed."""
     first = next(layer for layer in layers if not layer.conv)
@@ -275,124 +265,6 @@ def public_inputs(target: Target) -> Tensor | None:
     """p x d in the model's scale, where the adversary holds other records."""
     held = target.knowledge.public
     return None if held is None else target.scaling.to_model(held.double()).flatten(1)
-
-
-def conclude(
-    target: Target,
-    layers: tuple[Layer, ...],
-    spectrum: Spectrum,
-    state: Balance,
-    duals: Duals,
-    found: Found,
-    pooled: Pooled,
-) -> Candidates:
-    """What starts return between them in the data's own scale, what most agree on first."""
-    k = len(found.inputs)
-    centres = in_the_box(target, layers, duals, pooled.inputs)
-    data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
-    alike = pooled.starts >= enough(k)
-    distinct = len(cluster(pooled.inputs[alike][None])) if alike.any() else 0
-    labels, wrong = None, None
-    if duals.objective != "free":
-        labels = pooled.labels
-        wrong = int(((predicted(pooled.outputs) != labels) & alike).sum())
-    status, reason = outcome(duals.objective, k, distinct, state.imbalance, wrong or 0)
-    return Candidates(
-        inputs=data.float(),
-        confidence=pooled.agreement.float(),
-        labels=labels,
-        status=status,
-        reason=reason,
-        stated=Stated(counted=records_of(target) or spectrum.count),
-        figures={
-            "spectrum_count": spectrum.count,
-            "gap": spectrum.gap,
-            "objective": duals.objective,
-            "starts": k,
-            "agreed": distinct,
-            "misclassified": wrong,
-            "found_by": pooled.starts.tolist(),
-            "imbalance": state.imbalance,
-            "bias_decayed": state.bias_decayed if any(x.bias is not None for x in layers) else None,
-            "misfit": found.misfit.mean(0).tolist(),
-        },
-        trace={"singular_values": spectrum.values.tolist(), "misfit": found.trace},
-    )
-
-
-def in_the_box(target: Target, layers: tuple[Layer, ...], duals: Duals, centres: Tensor) -> Tensor:
-    """m x d, clamped to the data's box; scaled to it first where the weights leave that open."""
-    box = model_box(target)
-    if box is None:
-        return centres
-    if all(layer.bias is None for layer in layers):
-        told = duals.objective == "soft" and duals.outputs > 2
-        centres = scaled_to_box(centres, *box, told=told)
-    return centres.clamp(*(end.flatten() for end in box))
-
-
-def outcome(
-    objective: Objective, starts: int, agreed: int, imbalance: float = 0.0, wrong: int = 0
-) -> tuple[Status, str]:
-    """There is no certificate: what starts agree on is likely a record, no more."""
-    alone = "one start has nothing to agree with, and a small misfit is no evidence"
-    words = alone if starts == 1 else came_back(agreed, starts)
-    if imbalance > TOLERANCES.unbalanced:
-        words = (
-            "the model was not trained to a stationary point under weight decay (hidden neurons "
-            f"are out of balance by {imbalance:.2f}), where agreement is no evidence: {words}"
-        )
-    elif objective == "free":
-        words = f"agreement is unreliable for free duals (regression losses): {words}"
-    elif starts > 1 and agreed:
-        words += ", which is evidence, not a certificate"
-        if wrong:
-            words += (
-                f", but the model gives {wrong} of them another label: either it does not separate "
-                "its records, or these are none"
-            )
-        return Status.PARTIAL, words
-    return Status.INCONCLUSIVE, words
-
-
-def conclude_paper(
-    target: Target,
-    duals: Duals,
-    runs: list[Descended],
-    settings: list[dict[str, Any]],
-    counted: int | None,
-) -> Candidates:
-    """The trial of least loss; the papers choose theirs by a score against the training data."""
-    best = min(range(len(runs)), key=lambda i: runs[i].loss)
-    run = runs[best]
-    if not math.isfinite(run.loss):
-        reason = f"all {len(runs)} trials diverged; give a smaller --lr or more --trials"
-        return nothing(target, Status.INCONCLUSIVE, reason)
-    inputs = run.inputs.detach().cpu().double()
-    box = model_box(target)
-    if box is not None:
-        inputs = inputs.clamp(*box)
-    size = run.duals.detach().cpu().double().reshape(len(inputs), -1).norm(dim=1)
-    order = size.argsort(descending=True, stable=True)
-    words = "a small loss is no evidence: fits go below that of the true records"
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in target.model.modules()):
-        words += "; the model has batch norm, which the theory leaves out"
-    return Candidates(
-        inputs=target.scaling.to_data(inputs)[order].float(),
-        confidence=torch.zeros(len(inputs)),
-        labels=None if duals.objective == "free" else duals.labels[order],
-        status=Status.INCONCLUSIVE,
-        reason=words,
-        stated=Stated(counted=counted),
-        figures={
-            "objective": duals.objective,
-            "trials": len(runs),
-            "diverged": sum(not math.isfinite(r.loss) for r in runs),
-            "loss": run.loss,
-            "settings": settings[best],
-        },
-        trace={"loss": run.trace},
-    )
 
 
 def fresh_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
