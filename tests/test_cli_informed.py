@@ -119,6 +119,33 @@ def test_shadow_models_on_two_processes_are_those_of_one(folder, learned, monkey
     assert torch.equal(*found)
 
 
+def without(told, flag):
+    """These flags but for one and its value."""
+    at = told.index(flag)
+    return told[:at] + told[at + 2 :]
+
+
+def test_without_initial_weights_shadow_models_start_anywhere_and_replay_says_what_it_needs(
+    folder, learned, capsys, monkeypatch
+):
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
+    found = []
+    for more in ((), ("--jobs", "2")):
+        told = without(flags(folder, *learned, *more), "--initial")
+        out = folder / f"out{len(found)}"
+        assert main([*told, "--out", str(out), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "inconclusive"
+        found.append(load_file(out / "candidates.safetensors")["inputs"])
+    assert torch.equal(*found)
+    assert main(flags(folder, *learned)) == 0  # from the known start it is another answer
+    assert not torch.equal(found[0], load_file(folder / "out/candidates.safetensors")["inputs"])
+    told = without(flags(folder, "--json"), "--initial")
+    assert main([*told, "--out", str(folder / "replay")]) == 5
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["status"] == "not applicable"
+    assert "replay starts there; give --initial, or --method ridge" in finding["reason"]
+
+
 def watch(monkeypatch, *, until=None):
     """The beginnings of chunks as they are trained; interrupted after so many."""
     begun, train_part = [], fleets.train_part

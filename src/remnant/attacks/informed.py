@@ -25,12 +25,14 @@ from remnant.attacks.about import (
 from remnant.attacks.informed_known import (
     batched,
     ends_of,
+    fresh_starts,
     outputs_of,
     public_labels,
     unknown_count,
     unknown_labels,
     with_labels,
 )
+from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import (
     in_box,
     model_box,
@@ -81,8 +83,8 @@ ABOUT = About(
     "the model was trained: the strongest adversary, whom differential privacy assumes",
     defence="Train with differential privacy: nothing else bounds an adversary who knows all "
     "other records. Replay fails where the initial weights or the order of batches are unknown.",
-    needs=("weights", "initial", "recipe"),
-    takes=(*HELD, "known", "labels"),
+    needs=("weights", "recipe"),
+    takes=(*HELD, "initial", "known", "labels"),
     missing="recipe",
     stronger="give --recipe, how it was trained, and --initial for the adversary who knows all "
     "else",
@@ -104,7 +106,8 @@ class Informed:
     replay: differentiate through the run and solve for the records (ours); needs no public data
     and certifies a record by the run that it gives back. ridge, reconn: train shadow models on the
     known records and one public record each, and learn the way back in closed form or by the
-    paper's network; nothing certifies what they return.
+    paper's network; nothing certifies what they return. Without initial weights each shadow model
+    starts from its own.
     The unknown records are those that came last in the training order; without known records
     they are all, as in an update of federated averaging.
     """
@@ -174,19 +177,25 @@ class Informed:
         """The same run, by the same recipe from the same weights, on other records."""
         target, known = scene.target, scene.target.knowledge
         model = copy.deepcopy(target.model)
-        assert known.initial is not None
         assert isinstance(known.recipe, FixedStep)
-        model.load_state_dict(known.initial, strict=False)
+        if known.initial is None:
+            model = fresh_model(model, generator)
+        else:
+            model.load_state_dict(known.initial, strict=False)
         order = self.order()
         trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
-        held = Knowledge(initial=trained.initial, recipe=known.recipe, loss=scene.loss)
+        initial = None if known.initial is None else trained.initial
+        held = Knowledge(initial=initial, recipe=known.recipe, loss=scene.loss)
         return replace(target, model=trained.model, knowledge=held)
 
     def unmet(self, target: Target) -> str:
         """What the attack would need and does not have, in a sentence; empty if nothing."""
         held = target.knowledge
-        if held.initial is None:
-            return "the weights before training are unknown; give --initial"
+        if held.initial is None and self.method == "replay":
+            return (
+                "the weights before training are unknown, and replay starts there; give --initial, "
+                "or --method ridge or reconn"
+            )
         try:
             recipe = check_recipe(held.recipe)
         except InputError as error:
@@ -297,6 +306,8 @@ class Informed:
             model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=run.recipe,
             scaling=target.scaling, order_seed=self.order_seed or 0, initial=held.initial,
         )  # fmt: skip
+        if held.initial is None:
+            wanted = replace(wanted, initial=fresh_starts(target.model, count, generator))
         fleet = trained(wanted)
         observation = self.observation(target)
         seen, mine = observation.seen(run, fleet), observation.seen(run, stacked(target.weights))

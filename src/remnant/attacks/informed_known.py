@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import model_box
 from remnant.errors import InputError
 from remnant.solvers.descent.label_counts import labels_of_run
@@ -46,6 +47,12 @@ def unknown_count(target: Target) -> int:
     if held.known is None:
         return 0 if held.labels is None else len(held.labels)
     return 1 if held.records is None else held.records - len(held.known)
+
+
+def fresh_starts(model: nn.Module, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """New weights for so many models (K x shape each), where the initial ones are unknown."""
+    each = [dict(fresh_model(model, generator).named_parameters()) for _ in range(count)]
+    return {name: torch.stack([w[name].detach() for w in each]) for name in each[0]}
 
 
 def unknown_labels(target: Target, extra: int) -> Tensor | None:

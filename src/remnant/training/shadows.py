@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.training.fleet import MEMORY, train_fleet
+from remnant.training.fleet import MEMORY, own_starts, train_fleet
 from remnant.training.recipes import Recipe
 from remnant.types import Examples, Scaling, Weights
 
@@ -23,8 +23,8 @@ from remnant.types import Examples, Scaling, Weights
 class Fleet:
     """K models, the k-th trained on `fixed` and inputs[k] with labels[k] (data's own scale).
 
-    order_seed: of the order of mini-batches, the same for all. initial: where all start (None: the
-    model's own weights).
+    order_seed: of the order of mini-batches, the same for all. initial: where all start, or K x
+    shape each where every model has its own start (None: the model's own weights).
     """
 
     model: nn.Module
@@ -41,6 +41,9 @@ class Fleet:
 
     def train(self, part: slice, memory: int = MEMORY) -> dict[str, Tensor]:
         """The weights (K x shape each) of those models, in float32."""
+        starts = self.initial
+        if starts is not None and own_starts(self.model, starts):
+            starts = {name: start[part] for name, start in starts.items()}
         return train_fleet(
             self.model,
             self.fixed,
@@ -49,7 +52,7 @@ class Fleet:
             self.recipe,
             scaling=self.scaling,
             generator=torch.Generator().manual_seed(self.order_seed),
-            initial=self.initial,
+            initial=starts,
             dtype=torch.float32,
             memory=memory,
         )
