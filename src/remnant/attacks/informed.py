@@ -30,7 +30,9 @@ from remnant.attacks.informed_known import (
     public_labels,
     unknown_count,
     unknown_labels,
+    unmet_privately,
     with_labels,
+    without_privacy,
 )
 from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import (
@@ -52,7 +54,8 @@ from remnant.solvers.replay.observe import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
 from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
-from remnant.training.recipes import Adam
+from remnant.training.private import train_private
+from remnant.training.recipes import Adam, PrivateDescent
 from remnant.training.run import train
 from remnant.training.shadows import Fleet, trained
 from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
@@ -164,7 +167,7 @@ class Informed:
 
         Of small batches memory sets the pace: a step costs as much as 200 records more would.
         """
-        recipe, count = scene.target.knowledge.recipe, scene.parameters
+        recipe, count = without_privacy(scene.target.knowledge.recipe), scene.parameters
         steps = 0
         if isinstance(recipe, FixedStep):
             steps = len(rows_of(recipe, scene.records, torch.Generator()))
@@ -177,13 +180,18 @@ class Informed:
         """The same run, by the same recipe from the same weights, on other records."""
         target, known = scene.target, scene.target.knowledge
         model = copy.deepcopy(target.model)
-        assert isinstance(known.recipe, FixedStep)
         if known.initial is None:
             model = fresh_model(model, generator)
         else:
             model.load_state_dict(known.initial, strict=False)
-        order = self.order()
-        trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
+        if isinstance(known.recipe, PrivateDescent):
+            trained = train_private(
+                model, strangers, known.recipe, scaling=target.scaling, generator=generator
+            )
+        else:
+            assert isinstance(known.recipe, FixedStep)
+            order = self.order()
+            trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
         initial = None if known.initial is None else trained.initial
         held = Knowledge(initial=initial, recipe=known.recipe, loss=scene.loss)
         return replace(target, model=trained.model, knowledge=held)
@@ -196,8 +204,12 @@ class Informed:
                 "the weights before training are unknown, and replay starts there; give --initial, "
                 "or --method ridge or reconn"
             )
+        if isinstance(held.recipe, PrivateDescent):
+            against = unmet_privately(target, held.recipe, self.method)
+            if against:
+                return against
         try:
-            recipe = check_recipe(held.recipe)
+            recipe = check_recipe(without_privacy(held.recipe))
         except InputError as error:
             return f"the training recipe must be known: {error}"
         if batched(recipe) and self.order_seed is None:
@@ -232,7 +244,7 @@ class Informed:
         return share(
             target.model,
             known,
-            held.recipe,
+            without_privacy(held.recipe),
             scaling=target.scaling,
             extra=extra,
             initial=held.initial,
@@ -302,8 +314,9 @@ class Informed:
         public = held.public[:count]
         labels = public_labels(target)[:count]
         run = self.run_of(target, torch.float32)
+        recipe = held.recipe if isinstance(held.recipe, PrivateDescent) else run.recipe
         wanted = Fleet(
-            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=run.recipe,
+            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=recipe,
             scaling=target.scaling, order_seed=self.order_seed or 0, initial=held.initial,
         )  # fmt: skip
         if held.initial is None:

@@ -14,7 +14,8 @@ from remnant.errors import InputError
 from remnant.solvers.descent.label_counts import labels_of_run
 from remnant.training.fleet import FixedStep
 from remnant.training.losses import predicted
-from remnant.training.recipes import GradientDescent
+from remnant.training.private_fleet import check_private
+from remnant.training.recipes import GradientDescent, PrivateDescent
 from remnant.types import Target
 
 
@@ -35,6 +36,32 @@ def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16)
         labels = labels_of_run(target.model, held.initial, recipe, count=count, shape=shape)
         return replace(target, knowledge=replace(held, labels=labels))
     return target
+
+
+def without_privacy(recipe: object) -> object:
+    """The descent that a private recipe clips and adds noise to, and any other recipe as it is."""
+    if not isinstance(recipe, PrivateDescent):
+        return recipe
+    return GradientDescent(
+        lr=recipe.lr, steps=recipe.steps, momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay, loss=recipe.loss,
+    )  # fmt: skip
+
+
+def unmet_privately(target: Target, recipe: PrivateDescent, method: str) -> str:
+    """What stands against the attack where training was private; empty if nothing does."""
+    if method == "replay":
+        return (
+            "training was private: replay cannot know what noise was added, nor does it clip; "
+            "--method ridge or reconn learns from shadow models trained as privately"
+        )
+    if target.knowledge.initial is None:
+        return "shadow models of private training start from the initial weights; give --initial"
+    try:
+        check_private(target.model, recipe)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def batched(recipe: FixedStep) -> bool:
