@@ -24,6 +24,7 @@ from remnant.attacks.about import (
 )
 from remnant.attacks.informed_known import (
     batched,
+    drawn_by_position,
     ends_of,
     fresh_starts,
     outputs_of,
@@ -69,12 +70,6 @@ def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Ta
     count = len(known) + 1
     held = replace(target.knowledge, known=known, labels=None, records=count)
     return replace(target, knowledge=held)
-
-
-def drawn_by_position(target: Target) -> bool:
-    """Mini-batches of a known order are replayed with the unknown record at the end of the data."""
-    recipe = target.knowledge.recipe
-    return isinstance(recipe, FixedStep) and batched(recipe)
 
 
 ABOUT = About(
@@ -127,12 +122,15 @@ class Informed:
     )
     restarts: int = setting(4, "of replay without known records")
     shadows: int = setting(3500, "of ridge and reconn: models to train")
+    paper: bool = setting(False, "reconn with the paper's own network, scaling and training")
     replaying: ReplaySettings = field(default_factory=ReplaySettings)
     network: RecoNN = field(default_factory=RecoNN)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InputError(expected("method", " or ".join(METHODS), repr(self.method)))
+        if self.paper and self.method != "reconn":
+            raise InputError(expected("paper", "method reconn beside it", self.method))
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         target = with_labels(target)
@@ -328,7 +326,8 @@ class Informed:
         if self.method == "ridge":
             guess, label = fit_per_label(seen, public, labels)(mine, unknown_labels(target, 1))
         else:
-            learned = fit_reconn(seen, public, self.network, generator=generator, labels=labels)
+            network = RecoNN.paper() if self.paper else self.network
+            learned = fit_reconn(seen, public, network, generator=generator, labels=labels)
             guess, label = learned(mine), None
             figures |= {"loss": learned.losses[-1]}
         if target.bounds is not None:

@@ -68,6 +68,12 @@ def batched(recipe: FixedStep) -> bool:
     return not isinstance(recipe, GradientDescent) and recipe.batch_size is not None
 
 
+def drawn_by_position(target: Target) -> bool:
+    """Mini-batches of a known order are replayed with the unknown record at the end of the data."""
+    recipe = target.knowledge.recipe
+    return isinstance(recipe, FixedStep) and batched(recipe)
+
+
 def unknown_count(target: Target) -> int:
     """How many records of the run are unknown: one, unless the number of all is given."""
     held = target.knowledge
