@@ -7,6 +7,7 @@ import torch
 
 from remnant.auditing import Case, Plan, audit
 from remnant.auditing.mistakes import fits_better, mistakes
+from remnant.capturing import capture
 from remnant.cli import main
 from remnant.cli.spec import read_spec
 from remnant.cli.target import read_model
@@ -14,7 +15,7 @@ from remnant.data import load, split
 from remnant.errors import WeightsError
 from remnant.models import build, load_weights
 from remnant.training import GradientDescent, train
-from remnant.types import Knowledge, Scaling, Target
+from remnant.types import Examples, Knowledge, Scaling, Target
 from seeding import seeded
 
 SIDES = split(load("digits"), train=12, public=None, holdout=200, seed=0)
@@ -55,6 +56,28 @@ def test_other_records_are_no_declared_ones_under_any_scaling():
     strange = split(load("digits"), train=60, public=None, holdout=200, seed=5).holdout
     target, plan = released(GIVEN["one number"]), Plan(attacks=("ntk",))
     found = audit(target, others, holdout=strange, plan=plan)
+    assert found.verdict == "inconclusive"
+    assert not found.exposed
+
+
+def amounts(places, name, generator):
+    """Records of one number that is not zero, at these places."""
+    inputs = torch.zeros(len(places), 128)
+    inputs[torch.arange(len(places)), places] = torch.rand(len(places), generator=generator) * 4 + 1
+    labels = torch.arange(len(places)) % 2
+    ids = tuple(f"{name}{i}" for i in range(len(places)))
+    return Examples(inputs=inputs, labels=labels, ids=ids, bounds=None)
+
+
+def test_one_record_at_another_strength_is_not_the_one_that_was_trained_on():
+    generator = seeded(0)
+    trained = amounts(torch.arange(8) * 2, "t", generator)
+    declared = amounts(torch.tensor([0, 1, 3, 5, 7, 9, 11, 13]), "d", generator)
+    strange = amounts(torch.randint(0, 128, (300,), generator=generator), "h", generator)
+    model = build("mlp:128-256-256-2", generator=seeded(1))
+    known = Knowledge(gradient=capture(model, "ce", (trained.inputs, trained.labels)))
+    target = Target(model=model, input_shape=(128,), knowledge=known)
+    found = audit(target, declared, holdout=strange, plan=Plan(attacks=("gradient",)))
     assert found.verdict == "inconclusive"
     assert not found.exposed
 

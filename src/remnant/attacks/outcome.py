@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from remnant.models.stack import drops_inputs
 from remnant.solvers.convolutions.convolution import Inversion, invert_features
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum
@@ -107,6 +108,9 @@ def undo_convolutions(
     A network without convolutions is its own inverse: everything comes back as it is. precision:
     rounding of the evidence; a unit that it alone lifts above zero must not pass for an active one.
     """
+    if drops_inputs(target.model):
+        words = "; dropout before the first dense layer may have erased entries: none is certified"
+        return features, torch.zeros_like(passed), error, words
     convolved = any(isinstance(m, nn.Conv2d) for m in target.model.modules())
     if not convolved or not len(features):
         return features, passed, error, ""

@@ -32,9 +32,14 @@ class Prepared:
     tries: int
 
 
-def prepared(case: Case, found: Candidates, strangers: Strangers) -> Prepared | None:
-    """The scaling under which certified candidates are declared records, if as given they are none
-    and one makes them so."""
+def prepared(
+    case: Case, found: Candidates, strangers: Strangers, *, least: int = 3
+) -> Prepared | None:
+    """The scaling under which most certified candidates are declared records, if as given none is.
+
+    least: so many records must be. Two numbers fitted to a record make it any other of its kind (a
+    shape at another strength); it takes further records under the same map to tell that it is one.
+    """
     found = _given_again(found)
     passed, _ = marks(found)
     if case.truth.are_texts or found.stated.targets is not None or not passed.any():
@@ -55,7 +60,8 @@ def prepared(case: Case, found: Candidates, strangers: Strangers) -> Prepared | 
             inputs=scaling.to_model(strangers.examples.inputs.double()).flatten(1),
         )
         count = claims_of(moved, case.truth, others).count
-        if count > (0 if best is None else best[0]):
+        enough = count >= least and 2 * count > int(passed.sum())
+        if enough and count > (0 if best is None else best[0]):
             best = count, other, moved
     if best is None:
         return None

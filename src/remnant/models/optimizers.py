@@ -47,6 +47,7 @@ def read_optimizer(path: str | os.PathLike[str], model: nn.Module) -> Saved | No
     own = dict(model.named_parameters())
     for index in order:
         name, state = names[index], states.get(index, {})
+        _check_kind(path, groups, state)
         found = next((state[key] for key in _SUMS if isinstance(state.get(key), Tensor)), None)
         gradient[name] = own[name].detach() * 0 if found is None else found.float()
         if tuple(gradient[name].shape) != tuple(own[name].shape):
@@ -62,6 +63,17 @@ def read_optimizer(path: str | os.PathLike[str], model: nn.Module) -> Saved | No
             undone = _undone(group, state, before[name].double(), gradient[name].double())
             before[name], gradient[name] = (value.float() for value in undone)
     return Saved(gradient=gradient | rest, before=before, whose=_whose(states))
+
+
+def _check_kind(path: object, groups: Sequence[State], state: State) -> None:
+    """Refuse optimizers whose sums are of something else than the gradients: divided by their size
+    (RMSprop), of a gradient turned round, or undone otherwise (NAdam, RAdam, Adamax)."""
+    own = {"exp_avg", "exp_avg_sq"} <= state.keys() and all("amsgrad" in g for g in groups)
+    plain = "momentum_buffer" in state and all("nesterov" in g for g in groups)
+    kept = any(isinstance(state.get(key), Tensor) for key in _SUMS)
+    if kept and (not (own or plain) or any(g.get("maximize") for g in groups)):
+        wanted = "an optimizer of Adam, AdamW or SGD with momentum that minimises"
+        raise WeightsError(expected(f"{path}", wanted, "another kind"))
 
 
 def _whose(states: State) -> str:

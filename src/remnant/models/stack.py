@@ -35,6 +35,17 @@ def dense_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     return [(f"{name}." if name else "", m) for name, m in named if isinstance(m, nn.Linear)]
 
 
+def drops_inputs(model: nn.Module) -> bool:
+    """Whether dropout stands before the first dense layer, whose inputs may then lack entries."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return False
+        if isinstance(module, kinds) and module.p > 0:
+            return True
+    return False
+
+
 def first_with_weights(model: nn.Module) -> nn.Module | None:
     """The first module that has parameters of its own: it tells what inputs the model takes."""
     return next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
