@@ -11,7 +11,7 @@ from remnant.cli.study import SUMMARIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "research" / "papers.md"
 COMMANDS = sorted(set(re.findall(r"`(remnant [^`]+)`", PAGE.read_text())))
-NAMED = sorted({found for c in COMMANDS for found in re.findall(r"study ([\w-]+)", c)})
+NAMED = sorted({found for c in COMMANDS for found in re.findall(r"study (\w[\w-]*)", c)})
 
 
 @pytest.mark.parametrize("command", COMMANDS)

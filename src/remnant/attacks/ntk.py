@@ -130,7 +130,10 @@ class NTK:
         pair = first_pair(target.model, after_convolutions=True)
         if isinstance(pair, str) and self.preset in ("auto", "exact") and has_head(target.model):
             dense = partial(replace(self, preset="exact"), generator=generator)
-            return through_front(target, evidence, dense, generator, otherwise=pair)
+            found = through_front(target, evidence, dense, generator, otherwise=pair)
+            if self.preset == "exact" or found.status is not Status.NOT_APPLICABLE:
+                return found
+            return self.fall_back(target, evidence, replace(found, reason=pair), generator)
         moved = any(bool(change.any()) for change in evidence.vector.values())
         if self.preset in ("auto", "exact"):
             found = self.exact(target, evidence, generator)

@@ -1,7 +1,7 @@
 """From what was proved to a verdict that can be defended.
 
-*Exposed* has two grounds. A certified candidate lies within its stated error of a declared record:
-the record itself came back. Or candidates without a certificate lie nearer to the records than to
+*Exposed* has two grounds. A certified candidate lies within twice its stated error of a declared
+record: the record itself came back. Or candidates without a certificate lie nearer to the records than to
 strangers, further than chance allows, while the declared records explain what the adversary holds.
 Likeness alone is neither. *Not exposed* needs evidence of its own: the attack's assumption holds
 for this model, it ended by itself and left nothing unexplained, and on a twin as hard as this model
@@ -79,7 +79,7 @@ def _how(proof: Proof) -> str:
         words = ", word for word" + (", and certified" if proof.certified else "")
         more = f"; {proof.foreign} more were certified that are not among those given"
         return words + (more if proof.foreign else "")
-    words = ": certified, and within the stated error of the record itself"
+    words = ": certified, and within twice the stated error of the record itself"
     if proof.certified < proof.claimed and not proof.certified:
         words = ", to within a thousandth of what records differ by"
     if proof.disguise:
@@ -173,8 +173,8 @@ def tried_some(finding: Finding) -> bool:
 
 
 NOTHING = (
-    "No attack applies to this model: nothing is known of reconstruction. Membership, and what "
-    "would tell more, are said beside."
+    "No attack that was asked for applies to this model: nothing is known of reconstruction. "
+    "Membership, and what would tell more, are said beside."
 )
 
 

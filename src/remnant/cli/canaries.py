@@ -26,6 +26,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     from remnant.data.canaries import make_canaries, unplanted_beside
 
     data: Path = arguments.data
+    if not data.is_file():
+        raise InputError(expected("--data", "a file", f"{data}"))
+    if arguments.seed < 0:
+        raise InputError(expected("--seed", "0 or more", arguments.seed))
     for flag in ("count", "unplanted"):
         if not 1 <= getattr(arguments, flag) <= 100_000:
             raise InputError(expected(f"--{flag}", "1 to 100000", getattr(arguments, flag)))
