@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from remnant.attacks.about import Scene
 from remnant.attacks.informed import Informed
+from remnant.attacks.informed_known import fresh_starts
+from remnant.attacks.made import make_attack
 from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
@@ -213,3 +216,28 @@ def test_what_is_missing_is_said():
     assert "shadow models need public inputs" in found.reason
     with pytest.raises(InputError, match="replay or ridge or reconn"):
         Informed(method="guess")
+
+
+def test_an_audit_is_told_which_methods_work_without_the_initial_weights():
+    target, _ = informed_target()
+    scene = Scene(target=knowing(target, initial=None, known=None), records=31, loss="ce")
+    assert "give --initial" in Informed().why_not(scene)
+    attack = Informed(method="ridge")
+    assert attack.why_not(scene) is None
+    twin = attack.twin(scene, load("digits").take(range(600, 631)), seeded(3))
+    assert twin.knowledge.initial is None
+    assert not torch.equal(twin.weights["1.weight"], target.weights["1.weight"])
+    shadows = fresh_starts(target.model, 2, seeded(4))["1.weight"]
+    assert not torch.equal(*shadows)
+
+
+def test_the_papers_own_network_is_a_flag_of_reconn():
+    target, _ = informed_target()
+    asked = make_attack("informed", {"method": "reconn", "paper": True, "shadows": 20})
+    found = asked(target, generator=seeded(0))
+    meant = Informed(method="reconn", network=RecoNN.paper(), shadows=20)
+    assert torch.equal(found.inputs, meant(target, generator=seeded(0)).inputs)
+    ours = Informed(method="reconn", shadows=20)
+    assert not torch.equal(found.inputs, ours(target, generator=seeded(0)).inputs)
+    with pytest.raises(InputError, match="paper: expected method reconn"):
+        Informed(method="ridge", paper=True)

@@ -1,6 +1,7 @@
 """`remnant reconstruct informed` and `kkt` as a user types them."""
 
 import json
+from dataclasses import replace
 from functools import wraps
 
 import numpy as np
@@ -12,7 +13,7 @@ from remnant.cli import main
 from remnant.data import load, split
 from remnant.models import build, save_weights
 from remnant.sweep import fleets
-from remnant.training import GradientDescent, describe, train
+from remnant.training import GradientDescent, PrivateDescent, describe, train
 from remnant.types import Scaling
 
 MODEL = "mlp:64-10-10:elu"
@@ -117,6 +118,59 @@ def test_shadow_models_on_two_processes_are_those_of_one(folder, learned, monkey
         assert not list(out.glob("fleet-*"))  # wanted no longer
         found.append(load_file(out / "candidates.safetensors")["inputs"])
     assert torch.equal(*found)
+
+
+def without(told, flag):
+    """These flags but for one and its value."""
+    at = told.index(flag)
+    return told[:at] + told[at + 2 :]
+
+
+def test_without_initial_weights_shadow_models_start_anywhere_and_replay_says_what_it_needs(
+    folder, learned, capsys, monkeypatch
+):
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
+    found = []
+    for more in ((), ("--jobs", "2")):
+        told = without(flags(folder, *learned, *more), "--initial")
+        out = folder / f"out{len(found)}"
+        assert main([*told, "--out", str(out), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "inconclusive"
+        found.append(load_file(out / "candidates.safetensors")["inputs"])
+    assert torch.equal(*found)
+    assert main(flags(folder, *learned)) == 0  # from the known start it is another answer
+    assert not torch.equal(found[0], load_file(folder / "out/candidates.safetensors")["inputs"])
+    told = without(flags(folder, "--json"), "--initial")
+    assert main([*told, "--out", str(folder / "replay")]) == 5
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["status"] == "not applicable"
+    assert "replay starts there; give --initial, or --method ridge" in finding["reason"]
+
+
+def test_a_private_recipe_is_for_shadow_models_as_private_and_replay_says_why_not(
+    folder, learned, capsys, monkeypatch
+):
+    monkeypatch.setitem(fleets.spread_fleet.__kwdefaults__, "most", 4)
+    recipe = PrivateDescent(lr=0.1, momentum=0.9, steps=15, noise=0.5)
+    found = []
+    for noise, more in ((0.5, ()), (0.5, ("--jobs", "2")), (5.0, ())):
+        (folder / "recipe.json").write_text(json.dumps(describe(replace(recipe, noise=noise))))
+        out = folder / f"out{len(found)}"
+        assert main([*flags(folder, *learned, *more), "--out", str(out), "--json"]) == 0
+        finding = json.loads(capsys.readouterr().out)
+        assert finding["status"] == "inconclusive"
+        found.append(load_file(out / "candidates.safetensors")["inputs"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])  # the shadow models have the recipe's noise
+    for more, said in [
+        ((), "training was private: replay cannot know what noise was added"),
+        (learned, "sampling: expected 1, full batches, got 0.5"),
+    ]:
+        changed = replace(recipe, sampling=0.5 if more else 1.0)
+        (folder / "recipe.json").write_text(json.dumps(describe(changed)))
+        out = folder / f"none{len(more)}"
+        assert main([*flags(folder, *more), "--out", str(out), "--json"]) == 5
+        assert said in json.loads(capsys.readouterr().out)["reason"]
 
 
 def watch(monkeypatch, *, until=None):

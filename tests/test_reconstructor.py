@@ -78,6 +78,15 @@ def test_principal_components_keep_what_varies():
     assert torch.allclose(again, low, atol=1e-8)
 
 
+def test_the_papers_network_sees_zero_mean_and_unit_variance_and_no_more():
+    inputs = torch.rand(80, 1, 3, 3, generator=seeded(0))
+    far = torch.logspace(-1, 1, 80)[torch.randperm(80, generator=seeded(2))]
+    seen = inputs.flatten(1) @ draws(9, 12, seed=1).float() * far[:, None]
+    for settings, even in [(RecoNN(), True), (RecoNN.paper(), False)]:
+        small = replace(settings, epochs=1, width=8)
+        assert fit_reconn(seen, inputs, small, generator=seeded(0)).standard.even is even
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from remnant.data import load
 from remnant.experiments import paper_001 as studies
 from remnant.experiments.informed_targets import (
+    CNN_FACTORS,
     FACTORS,
     Factor,
     InformedSizes,
@@ -15,8 +17,11 @@ from remnant.experiments.informed_targets import (
     some_of,
 )
 from remnant.experiments.study import cells
+from remnant.models import build
 from remnant.scoring.criteria import kl_each
+from remnant.solvers.replay.observe import Observation
 from remnant.training import SGD, Adam, GradientDescent
+from seeding import seeded
 
 TOY = InformedSizes(
     records=40, width=8, shadows=60, targets=2, epochs=6, evaluations=25, reconn_epochs=2,
@@ -72,6 +77,16 @@ def test_models_are_made_for_the_data():
     assert model_text(digits, FACTORS["hidden layer of 30"], 8) == "mlp:64-30-10:elu"
     cnn = Factor(convolutions="c4k3", options="")
     assert model_text(digits, cnn, 8) == "cnn:1x8x8-c4k3-8-10"
+
+
+def test_the_layers_that_a_factor_of_convolutions_keeps_are_those_of_its_name():
+    for name, kind in [("convolutional", nn.Conv2d), ("dense", nn.Linear)]:
+        factor = CNN_FACTORS[f"{name} layers only"]
+        model = build(model_text(load("mnist"), factor, 8), generator=seeded())
+        of_kind = {n for n, m in model.named_modules() if isinstance(m, kind)}
+        names = [n for n, _ in model.named_parameters()]
+        seen = Observation(layers=factor.layers).chosen(names)
+        assert seen == tuple(n for n in names if n.rpartition(".")[0] in of_kind) != ()
 
 
 def test_replay_beats_what_learns_and_fails_without_the_start():

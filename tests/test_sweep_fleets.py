@@ -14,7 +14,7 @@ from remnant.store import read_run, spec_hash
 from remnant.sweep import fleets
 from remnant.sweep.executors import task_hash
 from remnant.sweep.fleets import Fleet, fleet_spec, spread_fleet, train_part
-from remnant.training import SGD, GradientDescent
+from remnant.training import SGD, GradientDescent, PrivateDescent, train_private
 from remnant.types import Scaling
 
 
@@ -167,3 +167,22 @@ def test_a_model_is_more_than_its_text_and_no_more_than_its_start():
         for model in (linear, released)
     )
     assert one == other
+
+
+def test_a_private_fleet_is_kept_and_is_private_training_from_the_initial_weights(tmp_path):
+    start = build("mlp:64-6-10:elu", generator=torch.Generator().manual_seed(7))
+    initial = {name: p.detach() for name, p in start.named_parameters()}
+    still = PrivateDescent(lr=0.5, steps=5, noise=0.0, clip=0.4)
+    fleet = small_fleet(recipe=still, initial=initial)
+    whole, digits = fleet.train(slice(None)), load("digits")
+    alone = train_private(
+        start, digits.take([*range(40), 42]), still,
+        scaling=fleet.scaling, generator=torch.Generator(),
+    )  # fmt: skip
+    for name, value in alone.final.items():
+        assert torch.allclose(whole[name][2], value, atol=1e-5), name
+    noisy = replace(fleet, recipe=replace(still, noise=1.0))
+    made = spread_fleet(noisy, cache=tmp_path, on="jobs:1", most=4)
+    kept = spread_fleet(noisy, cache=tmp_path, on="jobs:1", most=4)  # one of them trained again
+    assert all(torch.equal(kept[name], value) for name, value in made.items())
+    assert not torch.allclose(made["1.weight"][0], whole["1.weight"][0], atol=1e-3)

@@ -24,13 +24,18 @@ from remnant.attacks.about import (
 )
 from remnant.attacks.informed_known import (
     batched,
+    drawn_by_position,
     ends_of,
+    fresh_starts,
     outputs_of,
     public_labels,
     unknown_count,
     unknown_labels,
+    unmet_privately,
     with_labels,
+    without_privacy,
 )
+from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import (
     in_box,
     model_box,
@@ -50,7 +55,8 @@ from remnant.solvers.replay.observe import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
 from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
-from remnant.training.recipes import Adam
+from remnant.training.private import train_private
+from remnant.training.recipes import Adam, PrivateDescent
 from remnant.training.run import train
 from remnant.training.shadows import Fleet, trained
 from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
@@ -66,12 +72,6 @@ def all_but_one(target: Target, known: Examples, label: Tensor, turn: int) -> Ta
     return replace(target, knowledge=held)
 
 
-def drawn_by_position(target: Target) -> bool:
-    """Mini-batches of a known order are replayed with the unknown record at the end of the data."""
-    recipe = target.knowledge.recipe
-    return isinstance(recipe, FixedStep) and batched(recipe)
-
-
 ABOUT = About(
     summary="the records that are not known, by replaying the training of those that are",
     example="--model mlp:784-10-10:elu --initial before.safetensors "
@@ -81,8 +81,8 @@ ABOUT = About(
     "the model was trained: the strongest adversary, whom differential privacy assumes",
     defence="Train with differential privacy: nothing else bounds an adversary who knows all "
     "other records. Replay fails where the initial weights or the order of batches are unknown.",
-    needs=("weights", "initial", "recipe"),
-    takes=(*HELD, "known", "labels"),
+    needs=("weights", "recipe"),
+    takes=(*HELD, "initial", "known", "labels"),
     missing="recipe",
     stronger="give --recipe, how it was trained, and --initial for the adversary who knows all "
     "else",
@@ -104,7 +104,8 @@ class Informed:
     replay: differentiate through the run and solve for the records (ours); needs no public data
     and certifies a record by the run that it gives back. ridge, reconn: train shadow models on the
     known records and one public record each, and learn the way back in closed form or by the
-    paper's network; nothing certifies what they return.
+    paper's network; nothing certifies what they return. Without initial weights each shadow model
+    starts from its own.
     The unknown records are those that came last in the training order; without known records
     they are all, as in an update of federated averaging.
     """
@@ -121,12 +122,15 @@ class Informed:
     )
     restarts: int = setting(4, "of replay without known records")
     shadows: int = setting(3500, "of ridge and reconn: models to train")
+    paper: bool = setting(False, "reconn with the paper's own network, scaling and training")
     replaying: ReplaySettings = field(default_factory=ReplaySettings)
     network: RecoNN = field(default_factory=RecoNN)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InputError(expected("method", " or ".join(METHODS), repr(self.method)))
+        if self.paper and self.method != "reconn":
+            raise InputError(expected("paper", "method reconn beside it", self.method))
 
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         target = with_labels(target)
@@ -161,7 +165,7 @@ class Informed:
 
         Of small batches memory sets the pace: a step costs as much as 200 records more would.
         """
-        recipe, count = scene.target.knowledge.recipe, scene.parameters
+        recipe, count = without_privacy(scene.target.knowledge.recipe), scene.parameters
         steps = 0
         if isinstance(recipe, FixedStep):
             steps = len(rows_of(recipe, scene.records, torch.Generator()))
@@ -174,21 +178,36 @@ class Informed:
         """The same run, by the same recipe from the same weights, on other records."""
         target, known = scene.target, scene.target.knowledge
         model = copy.deepcopy(target.model)
-        assert known.initial is not None
-        assert isinstance(known.recipe, FixedStep)
-        model.load_state_dict(known.initial, strict=False)
-        order = self.order()
-        trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
-        held = Knowledge(initial=trained.initial, recipe=known.recipe, loss=scene.loss)
+        if known.initial is None:
+            model = fresh_model(model, generator)
+        else:
+            model.load_state_dict(known.initial, strict=False)
+        if isinstance(known.recipe, PrivateDescent):
+            trained = train_private(
+                model, strangers, known.recipe, scaling=target.scaling, generator=generator
+            )
+        else:
+            assert isinstance(known.recipe, FixedStep)
+            order = self.order()
+            trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
+        initial = None if known.initial is None else trained.initial
+        held = Knowledge(initial=initial, recipe=known.recipe, loss=scene.loss)
         return replace(target, model=trained.model, knowledge=held)
 
     def unmet(self, target: Target) -> str:
         """What the attack would need and does not have, in a sentence; empty if nothing."""
         held = target.knowledge
-        if held.initial is None:
-            return "the weights before training are unknown; give --initial"
+        if held.initial is None and self.method == "replay":
+            return (
+                "the weights before training are unknown, and replay starts there; give --initial, "
+                "or --method ridge or reconn"
+            )
+        if isinstance(held.recipe, PrivateDescent):
+            against = unmet_privately(target, held.recipe, self.method)
+            if against:
+                return against
         try:
-            recipe = check_recipe(held.recipe)
+            recipe = check_recipe(without_privacy(held.recipe))
         except InputError as error:
             return f"the training recipe must be known: {error}"
         if batched(recipe) and self.order_seed is None:
@@ -223,7 +242,7 @@ class Informed:
         return share(
             target.model,
             known,
-            held.recipe,
+            without_privacy(held.recipe),
             scaling=target.scaling,
             extra=extra,
             initial=held.initial,
@@ -293,10 +312,13 @@ class Informed:
         public = held.public[:count]
         labels = public_labels(target)[:count]
         run = self.run_of(target, torch.float32)
+        recipe = held.recipe if isinstance(held.recipe, PrivateDescent) else run.recipe
         wanted = Fleet(
-            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=run.recipe,
+            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=recipe,
             scaling=target.scaling, order_seed=self.order_seed or 0, initial=held.initial,
         )  # fmt: skip
+        if held.initial is None:
+            wanted = replace(wanted, initial=fresh_starts(target.model, count, generator))
         fleet = trained(wanted)
         observation = self.observation(target)
         seen, mine = observation.seen(run, fleet), observation.seen(run, stacked(target.weights))
@@ -304,7 +326,8 @@ class Informed:
         if self.method == "ridge":
             guess, label = fit_per_label(seen, public, labels)(mine, unknown_labels(target, 1))
         else:
-            learned = fit_reconn(seen, public, self.network, generator=generator, labels=labels)
+            network = RecoNN.paper() if self.paper else self.network
+            learned = fit_reconn(seen, public, network, generator=generator, labels=labels)
             guess, label = learned(mine), None
             figures |= {"loss": learned.losses[-1]}
         if target.bounds is not None:

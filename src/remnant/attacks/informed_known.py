@@ -6,14 +6,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import model_box
 from remnant.errors import InputError
 from remnant.solvers.descent.label_counts import labels_of_run
 from remnant.training.fleet import FixedStep
 from remnant.training.losses import predicted
-from remnant.training.recipes import GradientDescent
+from remnant.training.private_fleet import check_private
+from remnant.training.recipes import GradientDescent, PrivateDescent
 from remnant.types import Target
 
 
@@ -36,8 +38,40 @@ def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16)
     return target
 
 
+def without_privacy(recipe: object) -> object:
+    """The descent that a private recipe clips and adds noise to, and any other recipe as it is."""
+    if not isinstance(recipe, PrivateDescent):
+        return recipe
+    return GradientDescent(
+        lr=recipe.lr, steps=recipe.steps, momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay, loss=recipe.loss,
+    )  # fmt: skip
+
+
+def unmet_privately(target: Target, recipe: PrivateDescent, method: str) -> str:
+    """What stands against the attack where training was private; empty if nothing does."""
+    if method == "replay":
+        return (
+            "training was private: replay cannot know what noise was added, nor does it clip; "
+            "--method ridge or reconn learns from shadow models trained as privately"
+        )
+    if target.knowledge.initial is None:
+        return "shadow models of private training start from the initial weights; give --initial"
+    try:
+        check_private(target.model, recipe)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def batched(recipe: FixedStep) -> bool:
     return not isinstance(recipe, GradientDescent) and recipe.batch_size is not None
+
+
+def drawn_by_position(target: Target) -> bool:
+    """Mini-batches of a known order are replayed with the unknown record at the end of the data."""
+    recipe = target.knowledge.recipe
+    return isinstance(recipe, FixedStep) and batched(recipe)
 
 
 def unknown_count(target: Target) -> int:
@@ -46,6 +80,12 @@ def unknown_count(target: Target) -> int:
     if held.known is None:
         return 0 if held.labels is None else len(held.labels)
     return 1 if held.records is None else held.records - len(held.known)
+
+
+def fresh_starts(model: nn.Module, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """New weights for so many models (K x shape each), where the initial ones are unknown."""
+    each = [dict(fresh_model(model, generator).named_parameters()) for _ in range(count)]
+    return {name: torch.stack([w[name].detach() for w in each]) for name in each[0]}
 
 
 def unknown_labels(target: Target, extra: int) -> Tensor | None:

@@ -77,6 +77,7 @@ CNN_FACTORS: Mapping[str, Factor] = {
     "default": _cnn(),
     "unknown initialisation": _cnn(initial_known=False),
     "black box": _cnn(probes=200),
+    "convolutional layers only": _cnn(layers=("0.", "2.")),
     "dense layers only": _cnn(layers=("5.", "7.")),
     "hidden layer of 30": _cnn(width=30),
     "2.5 times the epochs": _cnn(more_epochs=2.5),

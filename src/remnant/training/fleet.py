@@ -224,7 +224,7 @@ def train_fleet(
     first = own[0] if own else generator
     assert isinstance(first, torch.Generator)
     base = torch.Generator().set_state(first.get_state())
-    stacked = initial if initial is not None and _own_starts(model, initial) else None
+    stacked = initial if initial is not None and own_starts(model, initial) else None
     start = None if stacked else initial
     run = share(model, fixed, recipe, scaling=scaling, initial=start, order=base, dtype=dtype)
     rows = _stacked_rows(run, own) if own and run.rows[0] is not None else None
@@ -246,7 +246,7 @@ def train_fleet(
     return run.named([torch.cat(parts) for parts in zip(*finals, strict=True)])
 
 
-def _own_starts(model: nn.Module, initial: Weights) -> bool:
+def own_starts(model: nn.Module, initial: Weights) -> bool:
     """Whether every model has its own: there is one dimension more than the model has."""
     name, parameter = next(model.named_parameters())
     return initial[name].ndim > parameter.ndim

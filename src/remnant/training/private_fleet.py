@@ -43,23 +43,33 @@ def share_private(
     dtype: torch.dtype | None = None,
 ) -> PrivateRun:
     """What the runs have in common. Layers are dense with elementwise activations between."""
-    if recipe.sampling < 1:
-        raise InputError(expected("private fleet: sampling", "1, full batches", recipe.sampling))
+    check_private(model, recipe)
     mine, inputs, labels = prepare(model, known, recipe.loss, scaling, dtype)
-    layers = tuple(m for m in mine.modules() if not isinstance(m, nn.Sequential | nn.Flatten))
-    dense = sum(1 if m.bias is None else 2 for m in layers if isinstance(m, nn.Linear))
     weights = named(mine)
-    if dense != len(weights) or any(not p.requires_grad for p in mine.parameters()):
-        wanted = "dense layers and activations, all trained"
-        raise InputError(expected("private fleet: model", wanted, type(model).__name__))
     return PrivateRun(
-        layers=layers,
+        layers=_layers(mine),
         names=tuple(weights),
         start=tuple(weights.values()),
         inputs=inputs.flatten(1),
         labels=labels,
         recipe=recipe,
     )
+
+
+def check_private(model: nn.Module, recipe: PrivateDescent) -> None:
+    """An error if many runs of the recipe on this model cannot be done at once."""
+    if recipe.sampling < 1:
+        raise InputError(expected("private fleet: sampling", "1, full batches", recipe.sampling))
+    parameters = list(model.parameters())
+    linear = [m for m in _layers(model) if isinstance(m, nn.Linear)]
+    dense = sum(1 if m.bias is None else 2 for m in linear)
+    if dense != len(parameters) or any(not p.requires_grad for p in parameters):
+        wanted = "dense layers and activations, all trained"
+        raise InputError(expected("private fleet: model", wanted, type(model).__name__))
+
+
+def _layers(model: nn.Module) -> tuple[nn.Module, ...]:
+    return tuple(m for m in model.modules() if not isinstance(m, nn.Sequential | nn.Flatten))
 
 
 def clipped_sum(

@@ -6,6 +6,7 @@ another function, which may spread them over workers and keep them (`sweep.fleet
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.training.fleet import MEMORY, train_fleet
-from remnant.training.recipes import Recipe
+from remnant.seeds import generator_for
+from remnant.training.fleet import MEMORY, own_starts, train_fleet
+from remnant.training.private_fleet import share_private, train_private_fleet
+from remnant.training.recipes import PrivateDescent, Recipe
 from remnant.types import Examples, Scaling, Weights
 
 
@@ -23,15 +26,15 @@ from remnant.types import Examples, Scaling, Weights
 class Fleet:
     """K models, the k-th trained on `fixed` and inputs[k] with labels[k] (data's own scale).
 
-    order_seed: of the order of mini-batches, the same for all. initial: where all start (None: the
-    model's own weights).
+    order_seed: of the order of mini-batches, the same for all. initial: where all start, or K x
+    shape each where every model has its own start (None: the model's own weights).
     """
 
     model: nn.Module
     fixed: Examples
     inputs: Tensor
     labels: Tensor
-    recipe: Recipe
+    recipe: Recipe | PrivateDescent
     scaling: Scaling
     order_seed: int = 0
     initial: Weights | None = None
@@ -41,6 +44,11 @@ class Fleet:
 
     def train(self, part: slice, memory: int = MEMORY) -> dict[str, Tensor]:
         """The weights (K x shape each) of those models, in float32."""
+        if isinstance(self.recipe, PrivateDescent):
+            return self._train_privately(part, memory)
+        starts = self.initial
+        if starts is not None and own_starts(self.model, starts):
+            starts = {name: start[part] for name, start in starts.items()}
         return train_fleet(
             self.model,
             self.fixed,
@@ -49,8 +57,27 @@ class Fleet:
             self.recipe,
             scaling=self.scaling,
             generator=torch.Generator().manual_seed(self.order_seed),
-            initial=self.initial,
+            initial=starts,
             dtype=torch.float32,
+            memory=memory,
+        )
+
+    def _train_privately(self, part: slice, memory: int) -> dict[str, Tensor]:
+        """Noise of its own for each model, decided by where the chunk begins."""
+        assert isinstance(self.recipe, PrivateDescent)
+        begin = part.start or 0
+        model = copy.deepcopy(self.model)
+        for name, start in (self.initial or {}).items():
+            model.get_parameter(name).data = start.detach()
+        run = share_private(
+            model, self.fixed, self.recipe, scaling=self.scaling, dtype=torch.float32
+        )
+        return train_private_fleet(
+            run,
+            self.inputs[part],
+            self.labels[part],
+            scaling=self.scaling,
+            generator=generator_for(self.order_seed, f"noise of shadow models from {begin}"),
             memory=memory,
         )
 

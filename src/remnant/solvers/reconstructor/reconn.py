@@ -24,15 +24,18 @@ Perceptual = Callable[[Tensor, Tensor], Tensor]
 class RecoNN:
     """The network and its training: the paper's loss and layers, trained as we found best.
 
-    components: principal components of the shadows that the network sees (0 = every weight). The
-    rate rises over the first steps and falls to 0 along a cosine unless it is `constant`. critic:
-    the weight of the patch critic's term (0 = none), which learns with `critic_lr`.
-    perceptual_weight: that of the perceptual term, where one is given.
+    components: principal components of the shadows that the network sees (0 = every weight).
+    evened: models may be brought to one length too, where that tells more; else every coordinate
+    has zero mean and unit variance and no more, as in the paper. The rate rises over the first
+    steps and falls to 0 along a cosine unless it is `constant`. critic: the weight of the patch
+    critic's term (0 = none), which learns with `critic_lr`. perceptual_weight: that of the
+    perceptual term, where one is given.
     """
 
     network: Literal["dense", "transposed"] = "dense"
     optimiser: Literal["adam", "rmsprop"] = "adam"
     components: int = 1000
+    evened: bool = True
     width: int = 1000
     epochs: int = 40
     batch_size: int = 128
@@ -46,13 +49,13 @@ class RecoNN:
     @classmethod
     def paper(cls) -> RecoNN:
         """The paper's for MNIST."""
-        return cls(optimiser="rmsprop", components=0, epochs=100, constant=True)
+        return cls(optimiser="rmsprop", components=0, evened=False, epochs=100, constant=True)
 
     @classmethod
     def cifar(cls) -> RecoNN:
         """The paper's transposed network: Adam, decay and the patch critic."""
         return cls(
-            network="transposed", components=0, epochs=1000, lr=1e-4, constant=True,
+            network="transposed", components=0, evened=False, epochs=1000, lr=1e-4, constant=True,
             weight_decay=1e-4, critic=1.0,
         )  # fmt: skip
 
@@ -104,7 +107,9 @@ def fit_reconn(
     if len(seen) != len(inputs) or len(seen) < 2:
         got = f"{len(seen)} and {len(inputs)}"
         raise InputError(expected("reconn: models and records", "two or more of each", got))
-    standard, shape = best_standard(seen.float(), inputs, labels), tuple(inputs.shape[1:])
+    shape = tuple(inputs.shape[1:])
+    evened = settings.evened
+    standard = best_standard(seen.float(), inputs, labels) if evened else Standard.of(seen.float())
     features, basis = standard(seen.float()), None
     if 0 < settings.components < min(features.shape):
         basis = principal(features, settings.components)
