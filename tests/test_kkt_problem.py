@@ -133,6 +133,7 @@ def test_a_row_space_stands_above_the_noise_or_says_nothing():
         assert (rows is not None) == held
         if rows is not None:
             unit, other = torch.nn.functional.normalize(h), torch.randn(9, 60, generator=generator)
+            assert len(rows) == 10
             assert (unit @ rows.T).square().sum(1).min() > 0.99
             other = torch.nn.functional.normalize(other.double())
             assert (other @ rows.T).square().sum(1).max() < 0.6

@@ -42,7 +42,7 @@ def conclude(
     k = len(found.inputs)
     centres = in_the_box(target, layers, duals, pooled.inputs)
     data = target.scaling.to_data(centres.reshape(-1, *target.input_shape))
-    alike = pooled.starts >= enough(k)
+    alike = pooled.starts >= max(2, enough(k))  # one start has nothing to agree with
     distinct = len(cluster(pooled.inputs[alike][None])) if alike.any() else 0
     labels, wrong = None, None
     if duals.objective != "free":

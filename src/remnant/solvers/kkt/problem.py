@@ -67,8 +67,8 @@ class Problem:
     basis: d x r, inputs are coordinates times its transpose (None: coordinates are pixels).
     scale: r singular values of W1 in that basis. sizes: r, how large coordinates are expected to be
     against each other, mean square 1. columns: w x r, W1's column space. rows: by the number of a
-    dense layer, K x features: the row space that its inputs must lie in, each direction scaled by
-    how surely it does. low, high: the box of an input, d, or None.
+    dense layer, K x features: the row space that its inputs must lie in. low, high: the box of an
+    input, d, or None.
     """
 
     terms: tuple[Term, ...]
@@ -149,18 +149,18 @@ def pose(
 def row_space(
     values: Tensor, right: Tensor, records: int, tolerances: Tolerances = TOLERANCES
 ) -> Tensor | None:
-    """K x features: directions of a layer's inputs, each by how far it stands above the noise.
+    """records x features: the leading directions of a layer's inputs.
 
-    The layer is sum_i lambda_i d_i h_i^T, so every input h_i lies in its row space, but for what is
-    left of its start: noise, whose edge follows from the median singular value. None where so few
-    values stand above it that records share them (two classes, one output): it says nothing there.
+    The layer is sum_i lambda_i d_i h_i^T, so every input h_i lies in as many directions as there
+    are records, however weak the last of them are: what lies beyond is noise, what is left of the
+    layer's start. None where there is no beyond, or where so few singular values stand above the
+    noise that records share them (two classes, one output): it says nothing there.
     """
     edge = tolerances.noise_edge * float(values.median())
-    if int((values > edge).sum()) < tolerances.spanned * records:
+    above = int((values > edge).sum())
+    if above < tolerances.spanned * records or records >= right.shape[1]:
         return None
-    weight = values.square() / (values.square() + edge**2)
-    kept = weight > tolerances.counted
-    return weight[kept].sqrt()[:, None] * right[: len(values)][kept]
+    return right[:records]
 
 
 def _affine(layer: Layer) -> Tensor:

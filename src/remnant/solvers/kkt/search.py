@@ -44,7 +44,7 @@ class Search:
     spread: float = 0.3  # deviation of the first coordinates, in units of their expected sizes
     sharpness: tuple[float, float] = (1.0, 50.0)
     columns: float = 100.0
-    rows: tuple[float, float] = (80.0, 160.0)
+    rows: tuple[float, float] = (160.0, 320.0)
     whiten: float = 0.5
     box: float = 1.0
     sizes: float = 0.04

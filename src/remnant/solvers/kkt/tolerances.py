@@ -30,8 +30,6 @@ class Tolerances:
     # Directions above that edge for each record, at least, for a row space to say where records
     # are. With fewer, many records share a direction.
     spanned: float = 0.25
-    # The least weight of a direction that is kept. Lower ones cost time and say next to nothing.
-    counted: float = 0.1
     # Length over which neighbouring pixels are alike, as a share of a picture's side, and how far
     # channels are. Longer ones expect smoother pictures.
     smooth_length: float = 0.1875
