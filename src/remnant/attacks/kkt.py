@@ -156,6 +156,8 @@ class KKT:
             box=model_box(target),
             public=public_inputs(target),
         )
+        if state.imbalance > TOLERANCES.far_off:
+            problem = replace(problem, rows={})
         how = self.search(duals, layers, counted)
         found = agreed(problem, duals, how, starts=self.starts, generator=generator)
         if found is None:

@@ -18,6 +18,9 @@ class Tolerances:
     # Imbalance above which a model is not near a stationary point under weight decay. Starts agree
     # there as well, on what is no record (docs/research/kkt.md).
     unbalanced: float = 0.01
+    # Imbalance above which the next layers' row spaces hold more than the records' features, as
+    # after a few steps from large weights, and are left out. A larger one trusts them there.
+    far_off: float = 0.2
     # Where duals begin, above their least. Larger ones begin with a worse misfit.
     first_dual: float = 0.01
     # The same for one output, at most, as a share of |last layer|^2 / records, which is the mean
