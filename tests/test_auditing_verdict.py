@@ -255,11 +255,13 @@ def test_not_exposed_needs_every_attack_to_fail_where_it_could_succeed():
 WORDS = {
     "certified": (
         {"certified": 3, "claimed": 3, "chance": 1e-6},
-        "3 of 10 records recovered: certified, and within twice the stated error of the record itself",
+        "3 of 10 records recovered: certified, and within twice the stated error of the record "
+        "itself",
     ),
     "some not certified": (
         {"certified": 1, "claimed": 3, "chance": 1e-6},
-        "3 of 10 records recovered: certified, and within twice the stated error of the record itself",
+        "3 of 10 records recovered: certified, and within twice the stated error of the record "
+        "itself",
     ),
     "none certified": (
         {"certified": 0, "claimed": 3, "chance": 1e-6},
@@ -267,13 +269,14 @@ WORDS = {
     ),
     "others too": (
         {"certified": 5, "claimed": 3, "foreign": 2, "chance": 1e-6, "disguise": "mirrored"},
-        "3 of 10 records recovered: certified, and within twice the stated error of the record itself, "
-        "mirrored: training saw them so; 2 more were certified that are not among those given",
+        "3 of 10 records recovered: certified, and within twice the stated error of the record "
+        "itself, mirrored: training saw them so; 2 more were certified that are not among those "
+        "given",
     ),
     "a few tried": (
         {"certified": 1, "claimed": 1, "chance": 1e-6, "tried": True},
-        "1 of 10 records tried recovered: certified, and within twice the stated error of the record "
-        "itself",
+        "1 of 10 records tried recovered: certified, and within twice the stated error of the "
+        "record itself",
     ),
     "in another order": (
         {"certified": 4, "foreign": 4, "reordered": 2},

@@ -1,8 +1,9 @@
 """What can be proved of an attack's candidates, by one who holds the truth: the verdict's ground.
 
-Certified candidates are claimed for the records within twice their stated errors. Candidates without a
-certificate are compared with records and strangers alike, which counts only if the declared records
-are those that the model was trained on. The figures stand in `Finding.summary["proof"]`.
+Certified candidates are claimed for the records within twice their stated errors. Candidates
+without a certificate are compared with records and strangers alike, which counts only if the
+declared records are those that the model was trained on. The figures stand in
+`Finding.summary["proof"]`.
 """
 
 from __future__ import annotations

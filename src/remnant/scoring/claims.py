@@ -1,8 +1,8 @@
 """Which records a certified candidate may be claimed for, and how likely chance explains it.
 
 An attack that certifies states an error for each candidate. A record is claimed if a certified
-candidate lies within twice that error of it: then it is the record itself, not its likeness. Strangers
-(records that were never trained on) tell how often a record would be met by chance.
+candidate lies within twice that error of it: then it is the record itself, not its likeness.
+Strangers (records that were never trained on) tell how often a record would be met by chance.
 
 Rows are records or candidates in the model's scale, k x d; distances are root mean squares.
 """
