@@ -4,8 +4,9 @@
 record: the record itself came back. Or candidates without a certificate lie nearer to the records
 than to strangers, further than chance allows, while the declared records explain what the adversary
 holds. Likeness alone is neither. *Not exposed* needs evidence of its own: the attack's assumption
-holds for this model, it ended by itself and left nothing unexplained, and on a twin as hard as this model
-it passes the very test that *exposed* needs. All else is inconclusive, with what would settle it.
+holds for this model, it ended by itself and left nothing unexplained, and on a twin as hard as this
+model it passes the very test that *exposed* needs. All else is inconclusive, with what would settle
+it.
 """
 
 from __future__ import annotations
