@@ -336,7 +336,7 @@ def make():
     return Net()
 """
 FORWARDS = (
-    "return {'logits': y}", "return (y, y)", "return [y]", "return None", "return y[None]",
+    "return {'logits': 'y'}", "return (y, y)", "return [y]", "return None", "return y[None]",
     "return 3", "return y * float('nan')", "return y + 1j", "return y.argmax(1)", "return y.sum()",
     "return y[:1]", "raise RuntimeError('two\\nlines')", "raise KeyError(y)", "raise MemoryError",
     "raise StopIteration", "raise SystemExit", "sys.exit(0)",

@@ -101,6 +101,11 @@ def edited(path, old, new):
     path.write_text(text.replace(old, new))
 
 
+def test_a_state_that_goes_when_a_run_is_done_is_none_of_its_files(run):
+    write_candidates(run, candidates(), "state-control-ntk.safetensors")
+    assert finish(run).finished
+
+
 def test_an_altered_file_of_a_finished_run_is_refused_by_name(run):
     write_json(run, "finding.json", {"verdict": "exposed"})
     write_candidates(run, candidates())

@@ -167,7 +167,7 @@ def finish(
     """Say in `run.json`, last of all, that the run is done, with the hash of all that it wrote."""
     before = _read_record(run.path)
     wrote = sorted({**before.get("files", {}), **before.get(WRITTEN, {})})
-    kept = (run.path / name for name in wrote if (run.path / name).is_file())
+    lasting = (run.path / name for name in wrote if not name.startswith(STATE))
     record = {
         "schema": RUN_SCHEMA,
         "finished": True,
@@ -176,7 +176,7 @@ def finish(
         "seeds": dict(seeds or {}),
         "versions": versions(),
         "hashes": dict(hashes or {}),
-        "files": {p.name: hash_file(p) for p in kept},
+        "files": {p.name: hash_file(p) for p in lasting if p.is_file()},
         "timings": dict(timings or {}),
     }
     _write_record(run.path, record)
