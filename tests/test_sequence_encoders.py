@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.gradient import Gradient
-from remnant.solvers.sequence.states import Perceptron, count_down_to_rounding
+from remnant.solvers.dense.one_gradient import Layers
+from remnant.solvers.sequence.states import count_down_to_rounding
 from remnant.training.batch_gradient import batch_gradient
 from remnant.types import Candidates, Knowledge, Status, Target, token_rows
 
@@ -116,16 +117,16 @@ def test_nearly_equal_records_are_counted_where_the_spectrum_falls_onto_its_roun
     records = torch.randn(12, 41, generator=draw)
     records[9:] = records[8] + 1e-4 * records[9:]
     up, down = torch.randn(160, 12, generator=draw), torch.randn(40, 12, generator=draw)
-    layers = Perceptron(
-        up=torch.zeros(160, 41).double(), up_gradient=(up @ records).double(),
-        down=torch.zeros(40, 160).double(),
-        down_gradient=(down @ torch.randn(12, 161, generator=draw)).double(),
-        activation=nn.GELU(),
+    layers = Layers(
+        first=torch.zeros(160, 41).double(), first_gradient=(up @ records).double(),
+        next_weight=torch.zeros(40, 160).double(),
+        next_gradient=(down @ torch.randn(12, 161, generator=draw)).double(),
+        activation=nn.GELU(), bias=True, last=False, precision=2.0**-24,
     )  # fmt: skip
-    assert count_down_to_rounding(layers, 2.0**-24) == 12
-    noisy = replace(layers, up_gradient=torch.randn(160, 41, generator=draw).double())
-    noisy = replace(noisy, down_gradient=torch.randn(40, 161, generator=draw).double())
-    assert count_down_to_rounding(noisy, 2.0**-24) is None
+    assert count_down_to_rounding(layers) == 12
+    noisy = replace(layers, first_gradient=torch.randn(160, 41, generator=draw).double())
+    noisy = replace(noisy, next_gradient=torch.randn(40, 161, generator=draw).double())
+    assert count_down_to_rounding(noisy) is None
 
 
 def test_nothing_is_certified_of_random_gradients_or_of_another_model() -> None:

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from remnant.attacks.gradient import Gradient
 from remnant.evidence import one_gradient
-from remnant.models.tokens import outputs_for
+from remnant.solvers.sequence.families import read_layout
 from remnant.solvers.sequence.heads import Again, compute_again
-from remnant.solvers.sequence.layouts import Layout, read_layout
+from remnant.solvers.sequence.layouts import Layout
+from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.solvers.sequence.vision import recover_images
 from remnant.training.batch_gradient import batch_gradient
 from remnant.types import Candidates, Knowledge, Scaling, Status, Target
@@ -82,9 +83,8 @@ def test_one_wrong_byte_is_told_by_the_gradient_computed_again() -> None:
     wrong[1, 2, 5, 7] += 1 / 255 if wrong[1, 2, 5, 7] < 0.5 else -1 / 255
     errors = []
     for given in (images, wrong):
-        again = compute_again(
-            target.model, layout, one_gradient(target), SCALING.to_model(given), outputs_for
-        )
+        inputs, evidence = SCALING.to_model(given), one_gradient(target)
+        again = compute_again(target.model, layout, evidence, inputs, Tolerances())
         assert isinstance(again, Again)
         assert torch.equal(again.labels, labels) if again.labels is not None else False
         errors.append(again.error / again.rounding)

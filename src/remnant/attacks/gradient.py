@@ -53,7 +53,7 @@ from remnant.solvers.dense.rounds import Search
 from remnant.solvers.descent.front import FrontMatching
 from remnant.solvers.descent.matching import Matching, match_gradient
 from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
-from remnant.solvers.sequence.layouts import is_transformer
+from remnant.solvers.sequence.families import is_transformer
 from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span, smooth_count

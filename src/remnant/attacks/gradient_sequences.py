@@ -1,51 +1,35 @@
-"""The part of attack `gradient` that plays transformers: one solver a kind of layout."""
+"""The part of attack `gradient` that plays transformers: texts of decoders, whose order shows, and
+texts of encoders and images, whose tokens have none. All are certified by the gradient computed
+again from them.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from remnant.attacks.about import Cost, Scene
-from remnant.attacks.gradient_unordered import from_encoder, from_images
-from remnant.attacks.outcome import nothing
+from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
 from remnant.evidence import stored_precision
 from remnant.models.tokens import is_causal, longest_of
 from remnant.solvers.sequence.certificate import replayed
+from remnant.solvers.sequence.encoders import recover_texts
+from remnant.solvers.sequence.families import read_layout
+from remnant.solvers.sequence.heads import Again, compute_again
 from remnant.solvers.sequence.labels import alike_flows
-from remnant.solvers.sequence.layouts import Kind, Layout, read_layout
-from remnant.solvers.sequence.recover import (
-    Recovery,
-    certified_below,
-    overall,
-    recover_in_noise,
-)
+from remnant.solvers.sequence.layouts import Layout
+from remnant.solvers.sequence.recover import Held, Recovery, recover_sequences
 from remnant.solvers.sequence.tolerances import Tolerances
+from remnant.solvers.sequence.vision import recover_images
 from remnant.training.batch_gradient import batch_gradient
-from remnant.types import Candidates, Examples, Stated, Status, Target, Weights
+from remnant.types import Candidates, Evidence, Examples, Stated, Status, Target, Weights
 
 NEEDS = "no gradient is known; give --gradient, or --initial for two checkpoints"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Held:
-    """What an adversary holds of a transformer's training: a gradient, or what is proportional to
-    one, with the model at the weights where it was taken; tensors are as they were stored.
-
-    precision: the relative rounding of each tensor's numbers. whose: what it is, in words.
-    """
-
-    model: nn.Module
-    vector: Weights
-    precision: dict[str, float]
-    whose: str
-    change: bool = False  # it is a change of weights, by one step of gradient descent or more
-
-
-Solve = Callable[[Target, Layout, Held, torch.Generator], Candidates]
+LIMITS = Tolerances()
 
 
 def from_sequences(target: Target, generator: torch.Generator) -> Candidates:
@@ -54,78 +38,43 @@ def from_sequences(target: Target, generator: torch.Generator) -> Candidates:
     layout = read_layout(target.model)
     if isinstance(layout, str):
         return nothing(target, Status.NOT_APPLICABLE, layout)
-    layout = _kind_probed(target, layout)
-    if layout.kind not in SOLVERS:
-        reason = f"no solver reads a gradient of {layout.name}'s layout"
-        return nothing(target, Status.NOT_APPLICABLE, reason)
-    held = what_is_held(target)
-    if not held:
-        return nothing(target, Status.NOT_APPLICABLE, NEEDS)
-    best: Candidates | None = None
-    for one in held:
-        if not any(bool(value.any()) for value in one.vector.values()):
-            found = nothing(target, Status.INCONCLUSIVE, f"{one.whose} is zero everywhere")
+    if layout.kind == "encoder" and layout.embedding is not None:
+        # nn.TransformerEncoder is used both ways: one that sees only what came before is a decoder.
+        probe = torch.arange(min(4, *target.input_shape))[None]
+        layout = replace(layout, kind="decoder") if is_causal(target.model, probe) else layout
+    solve = from_decoder if layout.kind == "decoder" else from_unordered
+    best = nothing(target, Status.NOT_APPLICABLE, NEEDS)
+    for held in what_is_held(target):
+        if not any(bool(value.any()) for value in held.vector.values()):
+            found = nothing(target, Status.INCONCLUSIVE, f"{held.whose} is zero everywhere")
         else:
-            found = SOLVERS[layout.kind](target, layout, one, generator)
-        if best is None or (found.stated.certified or 0) > (best.stated.certified or 0):
+            found = solve(target, layout, held, generator)
+        if best.reason == NEEDS or (found.stated.certified or 0) > (best.stated.certified or 0):
             best = found
         if best.status is Status.COMPLETE:
             break
-    assert best is not None
     return best
-
-
-def _kind_probed(target: Target, layout: Layout) -> Layout:
-    """nn.TransformerEncoder is used both ways: one that sees only what came before is a decoder."""
-    if layout.kind != "encoder" or layout.embedding is None:
-        return layout
-    probe = torch.arange(min(4, *target.input_shape))[None]
-    return replace(layout, kind="decoder") if is_causal(target.model, probe) else layout
 
 
 def what_is_held(target: Target) -> list[Held]:
     """The gradient at the released weights; at the initial ones, if they are known too, since an
     optimizer's state is older than the weights beside it; or the change between two checkpoints."""
-    known, initial = target.knowledge, target.knowledge.initial
-    found = list[Held]()
-    if known.gradient is not None:
-        rounding = stored_precision(known.gradient)
-        precision = dict.fromkeys(known.gradient, rounding)
-        whose = "the gradient"
-        found.append(Held(model=target.model, vector=known.gradient, precision=precision,
-                          whose=whose))  # fmt: skip
-        if initial is not None:
-            at = _with_weights(target.model, initial)
-            whose = "the gradient, taken at the initial weights"
-            found.insert(0, replace(found[0], model=at, whose=whose))
-    elif initial is not None:
-        rounding = max(stored_precision(target.weights), stored_precision(initial))
-        change = {
-            name: initial[name].double() - weight.double()
-            for name, weight in target.weights.items()
-        }
-        precision = {
-            name: min(1.0, rounding * _size(initial[name]) / max(_size(value), 1e-300))
-            for name, value in change.items()
-        }
-        found.append(
-            Held(
-                model=_with_weights(target.model, initial),
-                vector=change,
-                precision=precision,
-                whose="the change between two checkpoints",
-                change=True,
-            )
-        )
-    return found
-
-
-def _size(value: Tensor) -> float:
-    return float(value.double().square().mean().sqrt())
-
-
-def _with(model: nn.Module, name: str | None) -> Tensor | None:
-    return next((p.detach() for own, p in model.named_parameters() if own == name), None)
+    gradient, initial = target.knowledge.gradient, target.knowledge.initial
+    at = target.model if initial is None else _with_weights(target.model, initial)
+    if gradient is not None:
+        precision = dict.fromkeys(gradient, stored_precision(gradient))
+        now = Held(model=target.model, vector=gradient, precision=precision, whose="the gradient")
+        then = replace(now, model=at, whose="the gradient, taken at the initial weights")
+        return [now] if initial is None else [then, now]
+    if initial is None:
+        return []
+    rounding = max(stored_precision(target.weights), stored_precision(initial))
+    change = {name: initial[name].double() - w.double() for name, w in target.weights.items()}
+    sizes = {name: float(initial[name].double().norm() / v.norm().clamp_min(1e-300))
+             for name, v in change.items()}  # fmt: skip
+    precision = {name: min(1.0, rounding * size) for name, size in sizes.items()}
+    whose = "the change between two checkpoints"
+    return [Held(model=at, vector=change, precision=precision, whose=whose, change=True)]
 
 
 def _with_weights(model: nn.Module, weights: Weights) -> nn.Module:
@@ -141,22 +90,12 @@ def from_decoder(
     target: Target, layout: Layout, held: Held, generator: torch.Generator
 ) -> Candidates:
     """Texts of a causal language model."""
-    tolerances = Tolerances()
-    changed = held.change and layout.embedding is not None
-    found = recover_in_noise(
-        held.model,
-        layout,
-        held.vector,
-        precision=held.precision,
-        longest=longest_of(held.model),
-        start=_with(held.model, layout.embedding) if changed else None,
-        tolerances=tolerances,
-        generator=generator,
-    )
+    longest = longest_of(held.model)
+    found = recover_sequences(held, layout, longest=longest, tolerances=LIMITS, generator=generator)
     if found.refused:
         return nothing(target, Status.NOT_APPLICABLE, found.stopped)
     if held.change and found.flows and not found.proved:
-        found = _replayed(held, found, tolerances)
+        found = _replayed(held, found)
     still = sum(not bool(value.any()) for value in held.vector.values())
     if still and not found.proved:
         why = f"{still} of {len(held.vector)} parameters did not change, as adapters leave them"
@@ -164,66 +103,150 @@ def from_decoder(
     return as_candidates(target, found, held.whose)
 
 
-def _replayed(held: Held, found: Recovery, tolerances: Tolerances) -> Recovery:
+def _replayed(held: Held, found: Recovery) -> Recovery:
     """Proved by several steps of descent on the batch, if one does not explain the change."""
-    level = certified_below(overall(held.vector, held.precision), tolerances)
     alike = alike_flows(found.texts)
     ways = [(alike, 0.0), (alike, found.smoothing)] if found.smoothing else [(alike, 0.0)]
     for flows, smoothing in (*ways, (found.flows, found.smoothing)):
         again, steps = replayed(held.model, flows, smoothing, held.vector)
-        if again.error <= level:
-            figures = {**found.figures, "steps": steps}
-            sure = [True] * len(found.texts)
-            return replace(found, error=again.error, proved=True, sure=sure, figures=figures)
+        if again.error <= held.proven_below(LIMITS):
+            figures = found.figures | {"steps": steps}
+            return replace(found, error=again.error, proved=True, figures=figures)
     return found
 
 
 def as_candidates(target: Target, found: Recovery, whose: str) -> Candidates:
     """Texts as rows of tokens, -1 after the end, each as often as it is in the batch."""
-    texts, sure = list[tuple[int, ...]](), list[bool]()
-    for text, count, certain in zip(found.texts, found.counts, found.sure, strict=True):
-        texts += [text] * count
-        sure += [certain] * count
     figures = dict(found.figures) | ({} if found.tokens is None else {"tokens": found.tokens})
-    if not texts:
+    if not found.texts:
         reason = f"{found.stopped} ({whose})"
         return nothing(target, Status.INCONCLUSIVE, reason, figures=figures)
-    rows = torch.full((len(texts), max(map(len, texts))), -1, dtype=torch.int64)
-    for row, text in zip(rows, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-    certified = sum(sure)
-    whole = found.error is not None and found.proved
-    status = Status.COMPLETE if whole else Status.PARTIAL if certified else Status.INCONCLUSIVE
+    rows = [torch.tensor(text) for text, count in zip(found.texts, found.counts, strict=True)
+            for _ in range(count)]  # fmt: skip
+    sure, count = found.proved, len(rows)
+    again = f"{whose} computed again from them differs by {found.error or 0:.1e}"
+    if found.error is None:
+        reason = f"{count} beginnings fit {whose}: {found.stopped}"
+    elif sure:
+        reason = f"{count} texts found and certified without the truth: {again}, as rounding does"
+    else:
+        reason = f"0 of {count} texts certified: {again}; {found.stopped}".removesuffix("; ")
     return Candidates(
-        inputs=rows,
-        confidence=torch.tensor([1.0 if certain else 0.5 for certain in sure]),
-        status=status,
-        reason=_said(found, whose, len(texts), certified),
+        inputs=pad_sequence(rows, True, -1),
+        confidence=torch.full((count,), 1.0 if sure else 0.5),
+        status=Status.COMPLETE if sure else Status.INCONCLUSIVE,
+        reason=reason,
         stated=Stated(
-            counted=len(texts) if whole else None,
-            certified=certified,
-            passed=sure,
-            error=[0.0 if certain else None for certain in sure],
+            counted=count if sure else None,
+            certified=count if sure else 0,
+            passed=[sure] * count,
+            error=[0.0 if sure else None] * count,
         ),
         figures=figures | {"unexplained": found.error},
     )
 
 
-def _said(found: Recovery, whose: str, texts: int, certified: int) -> str:
-    if found.error is None:
-        return f"{texts} beginnings fit {whose}: {found.stopped}"
-    again = f"{whose} computed again from them differs by {found.error:.1e}"
-    if found.proved:
-        return f"{texts} texts found and certified without the truth: {again}, as rounding does"
-    more = f"; {found.stopped}" if found.stopped else ""
-    return f"{certified} of {texts} texts certified: {again}{more}"
+def from_unordered(
+    target: Target, layout: Layout, held: Held, generator: torch.Generator
+) -> Candidates:
+    """Texts of an encoder (what was masked for the loss is put back from its labels), or images,
+    rounded to bytes if these give back the gradient."""
+    texts, evidence = layout.kind == "encoder", evidence_of(held, layout)
+    if texts:
+        found = recover_texts(held.model, layout, evidence, generator=generator)
+    else:
+        shape = target.input_shape
+        found = recover_images(held.model, layout, evidence, shape, generator=generator)
+    none = Stated(counted=found.counted)
+    if not len(found.inputs):
+        reason = f"{found.reason} ({held.whose})"
+        return nothing(target, Status.INCONCLUSIVE, reason, stated=none)
+    data = found.inputs if texts else target.scaling.to_data(found.inputs)
+    if not texts and bool(in_box(data, target.bounds or (0.0, 1.0)).all()):
+        data = (data.clamp(0, 1) * 255).round() / 255
+    inputs = data if texts else target.scaling.to_model(data)
+    again = compute_again(held.model, layout, evidence, inputs, LIMITS)
+    if isinstance(again, str):
+        return nothing(target, Status.INCONCLUSIVE, f"{found.reason}, but {again}", stated=none)
+    squared = torch.zeros(len(data), dtype=torch.float64)
+    if not again.error < bound_of(held, again):
+        squared += torch.inf
+        if not texts:  # no bytes, then
+            data = target.scaling.to_data(found.inputs)
+            again, squared = as_they_are(target, layout, held, found.inputs, generator)
+    sure = bool(squared.isfinite().all())
+    passed = torch.full((len(data),), sure)
+    stated = [0.0 if sure else None] * len(data)
+    reason = f"{held.whose} computed again from them differs by {again.error:.1e}"
+    if sure:
+        reason = f"{found.reason}, certified without the truth: {reason}, as rounding does"
+    else:
+        reason = f"{found.reason}; {reason}, more than rounding does: none is certified"
+    labels, counted = again.labels, found.counted
+    if not texts:
+        data, stated = data.float(), stated_errors(target, data, squared, passed)
+        reason += f", {worst_of(stated)}" if sure else ""
+    elif again.error > LIMITS.plausible:
+        return nothing(target, Status.INCONCLUSIVE, reason)
+    elif sure:
+        counted = len(data)
+    if texts and labels is not None and labels.ndim == 2:
+        data, labels = data.where(labels < 0, labels), None
+    return Candidates(
+        inputs=data,
+        confidence=torch.full((len(data),), 1.0 if sure else 0.5),
+        labels=labels,
+        status=status_of(len(data) if sure else 0, counted or len(data)),
+        reason=reason,
+        stated=Stated(
+            counted=counted,
+            certified=len(data) if sure else 0,
+            passed=passed.tolist(),
+            error=stated,
+        ),
+        figures={"unexplained": again.error},
+    )
 
 
-SOLVERS: dict[Kind, Solve] = {
-    "decoder": from_decoder,
-    "encoder": from_encoder,
-    "vision": from_images,
-}
+def as_they_are(
+    target: Target, layout: Layout, held: Held, inputs: Tensor, generator: torch.Generator
+) -> tuple[Again, Tensor]:
+    """Images that are no bytes: the gradient computed again, and the squared error of each (k,
+    model's scale), infinite where nothing is certified: that of solving once more, from the
+    answer's own gradient with as much rounding."""
+    again = compute_again(held.model, layout, evidence_of(held, layout), inputs, LIMITS)
+    assert not isinstance(again, str)
+    unknown = torch.full((len(inputs),), torch.inf, dtype=torch.float64)
+    if again.error >= LIMITS.close:
+        return again, unknown
+    vector = {}
+    for name, value in again.gradient.items():
+        size = held.precision[name] * held.vector[name].double().abs()
+        noise = torch.rand(size.shape, generator=generator, dtype=torch.float64) - 0.5
+        vector[name] = value + size * noise
+    evidence = evidence_of(held, layout, vector)
+    other = recover_images(held.model, layout, evidence, target.input_shape, generator=generator)
+    if len(other.inputs) != len(inputs):
+        return again, unknown
+    flat = inputs.flatten(1)
+    apart = torch.cdist(flat, other.inputs.flatten(1)).min(1).values
+    return again, LIMITS.safety * apart.square() + (again.error * flat.norm(dim=1)).square()
+
+
+def evidence_of(held: Held, layout: Layout, vector: dict[str, Tensor] | None = None) -> Evidence:
+    """What is held as the solvers take it, its precision that of the first block's perceptron."""
+    weights = {name: p.detach().double() for name, p in held.model.named_parameters()}
+    return Evidence(
+        vector=vector or {name: held.vector[name].detach().double() for name in weights},
+        start=weights,
+        end=weights,
+        precision=held.precision[layout.blocks[0].up[0].weight],
+    )
+
+
+def bound_of(held: Held, again: Again) -> float:
+    """The error of the gradient computed again that rounding explains."""
+    return float(max(LIMITS.least, LIMITS.exact * again.rounding + held.rounding))
 
 
 def why_not(scene: Scene) -> str | None:

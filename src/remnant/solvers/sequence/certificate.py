@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from remnant.models.tokens import logits_of
 from remnant.progress import task
 from remnant.solvers.sequence.labels import Flows
 from remnant.solvers.sequence.layouts import Weights
-from remnant.solvers.sequence.prefixes import Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,57 +30,36 @@ def gradient_of(
     model: nn.Module, flows: Flows, smoothing: float, *, batch: int = 8
 ) -> dict[str, Tensor]:
     """The gradient of the losses of all prefixes with their labels, each by its weight."""
-    leaves = _paths(flows)
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    total = {name: torch.zeros_like(p) for name, p in named}
-    done = set[Text]()
-    with task("gradient computed again", len(leaves)) as advance:
-        for start in range(0, len(leaves), batch):
-            part = leaves[start : start + batch]
-            loss = _loss(model, part, flows, smoothing, done)
-            advance(len(part))
-            if loss is None:
-                continue
-            found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-            for (name, _), value in zip(named, found, strict=True):
-                if value is not None:
-                    total[name] += value
-    return total
-
-
-def _paths(flows: Flows) -> list[Text]:
-    """The prefixes that no other continues, longest first so that batches are of a length."""
     inner = {prefix[:-1] for prefix in flows}
-    return sorted((p for p in flows if p not in inner), key=len, reverse=True)
-
-
-def _loss(
-    model: nn.Module, rows: Sequence[Text], flows: Flows, smoothing: float, done: set[Text]
-) -> Tensor | None:
-    length = max(map(len, rows))
-    tokens = torch.zeros(len(rows), length, dtype=torch.int64)
-    for row, text in zip(tokens, rows, strict=True):
-        row[: len(text)] = torch.tensor(text)
-    at, labels, weights = list[tuple[int, int]](), list[int](), list[float]()
-    for i, text in enumerate(rows):
-        for k in range(len(text)):
-            prefix = text[: k + 1]
-            if prefix in flows and prefix not in done:
-                done.add(prefix)
-                for label, weight in flows[prefix].items():
-                    at.append((i, k))
-                    labels.append(label)
-                    weights.append(weight)
-    if not at:
-        return None
-    with torch.enable_grad():
-        outputs = model(tokens)
-        logits = outputs if isinstance(outputs, Tensor) else outputs.logits
-        i, k = torch.tensor(at).T
-        losses = torch.nn.functional.cross_entropy(
-            logits[i, k], torch.tensor(labels), reduction="none", label_smoothing=smoothing
-        )
-        return (losses * torch.tensor(weights, dtype=losses.dtype)).sum()
+    # Longest first, so that the rows of a batch are of like lengths.
+    rows = sorted((prefix for prefix in flows if prefix not in inner), key=len, reverse=True)
+    row_of = {row[:k]: i for i, row in reversed([*enumerate(rows)]) for k in range(1, len(row) + 1)}
+    losses: list[list[tuple[int, int, int, float]]] = [[] for _ in range(0, len(rows), batch)]
+    for prefix, after in flows.items():
+        i = row_of[prefix]
+        at = i % batch, len(prefix) - 1
+        losses[i // batch] += [(*at, label, weight) for label, weight in after.items()]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p) for name, p in named.items()}
+    with task("gradient computed again", len(losses)) as advance:
+        for start, part in enumerate(losses):
+            advance()
+            if not part:
+                continue
+            texts = map(torch.tensor, rows[start * batch : (start + 1) * batch])
+            row, place, labels, weights = map(torch.tensor, zip(*part, strict=True))
+            with torch.enable_grad():
+                logits = logits_of(model(pad_sequence([*texts], batch_first=True)))
+                assert isinstance(logits, Tensor)
+                each = nn.functional.cross_entropy(
+                    logits[row, place], labels, reduction="none", label_smoothing=smoothing
+                )
+                loss = (each * weights.to(each)).sum()
+            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            for mine, value in zip(total.values(), found, strict=True):
+                if value is not None:
+                    mine += value
+    return total
 
 
 def compare(held: Weights, again: Mapping[str, Tensor]) -> Returned:
@@ -104,11 +85,10 @@ def replayed(
     """The change of weights by several equal steps of gradient descent on the same batch, computed
     again: for 1 to `most` steps, each at the step size that fits best; the best of them."""
     best, steps = compare(change, gradient_of(model, flows, smoothing)), 1
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
     size = best.scale
     for count in range(2, most + 1):
         size *= (count - 1) / count
-        found, size = _fitted(model, start, flows, smoothing, change, size, count)
+        found, size = _fitted(model, flows, smoothing, change, size, count)
         if found.error >= best.error:
             break
         best, steps = found, count
@@ -117,7 +97,6 @@ def replayed(
 
 def _fitted(
     model: nn.Module,
-    start: Weights,
     flows: Flows,
     smoothing: float,
     change: Weights,
@@ -130,7 +109,7 @@ def _fitted(
     best, at = Returned(error=float("inf"), scale=0.0), size
     known = list[tuple[float, float]]()
     for _ in range(tries):
-        found = compare(change, _descend(model, start, flows, smoothing, size, count))
+        found = compare(change, _descend(model, flows, smoothing, size, count))
         if found.error < best.error:
             best, at = found, size
         if not found.scale > 0:
@@ -144,18 +123,15 @@ def _fitted(
 
 
 def _descend(
-    model: nn.Module, start: Weights, flows: Flows, smoothing: float, size: float, count: int
+    model: nn.Module, flows: Flows, smoothing: float, size: float, count: int
 ) -> dict[str, Tensor]:
-    """What `count` steps take off the weights; the model is at `start` again afterwards."""
-    try:
-        for _ in range(count):
-            gradient = gradient_of(model, flows, smoothing)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if name in gradient:
-                        parameter.sub_(gradient[name], alpha=size)
-        return {name: start[name] - p.detach() for name, p in model.named_parameters()}
-    finally:
+    """What `count` steps take off the weights."""
+    moved = copy.deepcopy(model)
+    for _ in range(count):
+        gradient = gradient_of(moved, flows, smoothing)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(start[name])
+            for name, parameter in moved.named_parameters():
+                if name in gradient:
+                    parameter.sub_(gradient[name], alpha=size)
+    after = dict(moved.named_parameters())
+    return {name: p.detach() - after[name].detach() for name, p in model.named_parameters()}

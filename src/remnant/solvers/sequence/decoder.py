@@ -7,8 +7,6 @@ test that against their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,17 +15,14 @@ from torch import Tensor, nn
 from remnant.solvers.sequence.layouts import (
     Block,
     Layout,
-    Linear,
     Weights,
     activation_of,
     at_path,
+    entering,
     linear,
     normed,
+    watched,
 )
-
-
-class _Stop(Exception):
-    """Ends a forward pass as soon as what it was made for is known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,9 +91,9 @@ def read_decoder(model: nn.Module, layout: Layout, longest: int) -> Decoder | st
     sentence that says which part of it does not act as its name says."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     vocabulary = len(weights[layout.embedding or ""])
-    alone = _entering(model, layout, torch.arange(vocabulary)[:, None])
+    alone = entering(model, layout, torch.arange(vocabulary)[:, None])
     if layout.rotary is None:
-        row, turns = _entering(model, layout, torch.zeros(1, longest, dtype=torch.int64))[0], None
+        row, turns = entering(model, layout, torch.zeros(1, longest, dtype=torch.int64))[0], None
     else:
         row = alone[:1, 0].expand(longest, -1)
         cosine, sine = at_path(model, layout.rotary)(row[None, :1], torch.arange(longest)[None])
@@ -111,94 +106,35 @@ def read_decoder(model: nn.Module, layout: Layout, longest: int) -> Decoder | st
     return fault or decoder
 
 
-def _entering(model: nn.Module, layout: Layout, tokens: Tensor) -> Tensor:
-    """The states with which rows of tokens enter the first block, by the model's own code."""
-    kept = list[Tensor]()
-    norm_or_reads = layout.blocks[0].attention_norm if layout.norm_first else None
-    entry = _module_of(
-        model, norm_or_reads.weight if norm_or_reads else layout.blocks[0].reads[0].weight
-    )
-
-    def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        kept.append(given[0].detach())
-        raise _Stop
-
-    hook = entry.register_forward_pre_hook(stop)
-    try:
-        for part in tokens.split(max(1, (1 << 16) // tokens.shape[1])):
-            try:
-                model(part)
-            except _Stop:
-                continue
-    finally:
-        hook.remove()
-    return torch.cat(kept)
-
-
-def _module_of(model: nn.Module, parameter: str) -> nn.Module:
-    """The module that owns a parameter; a fused one belongs to its attention."""
-    owner: nn.Module = at_path(model, parameter.rpartition(".")[0])
-    return owner
-
-
-@contextmanager
-def inputs_of(model: nn.Module, layers: dict[str, str]) -> Iterator[dict[str, list[Tensor]]]:
-    """While inside, what enters the modules that own these parameters, by the given names."""
-    kept: dict[str, list[Tensor]] = {name: [] for name in layers}
-
-    def keeper(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, given: kept[name].append(given[0].detach())
-
-    hooks = [
-        _module_of(model, parameter).register_forward_pre_hook(keeper(name))
-        for name, parameter in layers.items()
-    ]
-    try:
-        yield kept
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def _probe(decoder: Decoder, block: Block, vocabulary: int, longest: int) -> str | None:
     """Whether the first block, as computed here, gives the states that the model itself has."""
-    layout = decoder.layout
+    layout, length = decoder.layout, min(5, longest)
     draw = torch.Generator().manual_seed(0)
-    length = min(5, longest)
     rows = torch.randint(0, vocabulary, (2, length), generator=draw)
-    watched = {"up": block.up[0].weight}
+    parts = {"embedding, positions, norm or attention": block.up[0].weight}
     if len(layout.blocks) > 1:
-        watched["next"] = layout.blocks[1].reads[0].weight
-    with inputs_of(decoder.model, watched) as seen:
+        parts["perceptron"] = layout.blocks[1].reads[0].weight
+    with watched(decoder.model, parts) as seen:
         decoder.model(rows)
-    mine: dict[str, list[Tensor]] = {"up": [], "next": []}
+    mine: dict[str, list[Tensor]] = {part: [] for part in parts}
     keys, values = list[Tensor](), list[Tensor]()
     for place in range(length):
         states = decoder.enters(rows[:, place], place)
         query, key, value = decoder.heads(block, decoder.read(block, states), place)
         keys.append(key)
         values.append(value)
-        mixed = attention(query, torch.stack(keys, 1), torch.stack(values, 1), layout)
+        scores = torch.einsum("nhw,nkhw->nhk", query, torch.stack(keys, 1))
+        share = (scores * layout.head_width**-0.5).softmax(-1)
+        mixed = torch.einsum("nhk,nkhw->nhw", share, torch.stack(values, 1)).flatten(1)
         after, inputs = decoder.attended(block, states, mixed)
-        mine["up"].append(inputs)
-        if "next" in watched:
-            left = decoder.leaves(block, after, inputs)
-            mine["next"].append(decoder.read(layout.blocks[1], left))
-    words = {"up": "embedding, positions, norm or attention", "next": "perceptron"}
-    for name in watched:
-        own, other = torch.stack(mine[name], 1), seen[name][0]
+        read = [inputs]
+        if len(parts) > 1:
+            read.append(decoder.read(layout.blocks[1], decoder.leaves(block, after, inputs)))
+        for part, state in zip(parts, read, strict=True):
+            mine[part].append(state)
+    for part, states_seen in mine.items():
+        own, other = torch.stack(states_seen, 1), seen[part][0]
         if not torch.allclose(own, other, rtol=1e-3, atol=1e-3 * float(other.abs().max())):
-            part = f"the {words[name]} of the first block"
-            return f"{layout.name}'s layout, but {part} acts otherwise: it was not recognised"
+            where = f"the {part} of the first block"
+            return f"{layout.name}'s layout, but {where} acts otherwise: it was not recognised"
     return None
-
-
-def attention(query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
-    """n x width: values mixed by how queries (n x heads x w) meet keys (n x length x heads x w)."""
-    scores = torch.einsum("nhw,nkhw->nhk", query, keys) * layout.head_width**-0.5
-    return torch.einsum("nhk,nkhw->nhw", scores.softmax(-1), values).flatten(1)
-
-
-def layers_of(block: Block) -> dict[str, tuple[Linear, ...]]:
-    """The two places of a block whose inputs its gradients tell."""
-    return {"reads": block.reads, "up": block.up}

@@ -16,26 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.models.tokens import logits_of
 from remnant.progress import task
-from remnant.solvers.sequence.decoder import inputs_of
-from remnant.solvers.sequence.layouts import Layout, Linear, Norm, Weights, stacked
+from remnant.solvers.sequence.layouts import Layout, Linear, Norm, Weights, stacked, watched
 from remnant.solvers.sequence.prefixes import Text
 from remnant.solvers.sequence.tolerances import Tolerances
 
 Flows = dict[Text, dict[int, float]]
 """The loss weight of every prefix, by its next token."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Labels:
-    """flows: see Flows. smoothing: the share of each label that was spread over the vocabulary.
-    unexplained: by prefix, the part of d_t that its labels do not explain. fit: the same of the
-    layer's whole gradient, by all prefixes."""
-
-    flows: Flows
-    smoothing: float
-    unexplained: dict[Text, float]
-    fit: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,63 +65,46 @@ def find_labels(
     vector: Weights,
     leaves: Sequence[Text],
     tolerances: Tolerances,
-) -> Labels | str:
-    """Labels and loss weights of every prefix of the leaves; a sentence where the model's end is
-    none that is known."""
+) -> tuple[Flows, float] | str:
+    """Labels and loss weights of every prefix of the leaves, and the share of each label that was
+    spread over the vocabulary; a sentence where the model's end is none that is known."""
     norm, head = output_norm(layout), layout.head
     if norm is None or head is None or layout.head_block is not None:
         return "the norm and the output layer at the end were not recognised, so no label is known"
-    prefixes = list(dict.fromkeys(leaf[: k + 1] for leaf in leaves for k in range(len(leaf))))
     down = layout.blocks[-1].down
-    inner, ends, logits = _seen(model, layout, down, norm, leaves, prefixes)
+    prefixes, inner, ends, logits = _seen(model, down, norm, leaves)
     matrix, biased = stacked(vector, [down])
     known = torch.cat([inner, torch.ones_like(inner[:, :1])], 1) if biased else inner
-    matrix, known = matrix.double(), known.double()
-    received = torch.linalg.lstsq(known.T, matrix).solution
-    fit = float((known.T @ received - matrix).norm() / matrix.norm())
+    received = torch.linalg.lstsq(known.double().T, matrix.double()).solution
     weights = {name: p.detach() for name, p in model.named_parameters()}
     end, size = _end(weights, norm, head, ends, logits)
-    wanted = received * size
-    children = _children(leaves)
-    flows, smoothing, off = _explained(end, wanted, prefixes, children, tolerances)
-    return Labels(flows=flows, smoothing=smoothing, unexplained=off, fit=fit)
-
-
-def _children(leaves: Sequence[Text]) -> dict[Text, list[int]]:
-    found: dict[Text, list[int]] = {}
-    for leaf in leaves:
-        for k in range(1, len(leaf)):
-            after = found.setdefault(leaf[:k], [])
-            if leaf[k] not in after:
-                after.append(leaf[k])
-    return found
+    children: dict[Text, dict[int, None]] = {prefix: {} for prefix in prefixes}
+    for prefix in prefixes:
+        if len(prefix) > 1:
+            children[prefix[:-1]][prefix[-1]] = None
+    support = [list(after) for after in children.values()]
+    support, weight, smoothing = _explained(end, received * size, support, tolerances)
+    flows = [dict(zip(*each, strict=True)) for each in zip(support, weight, strict=True)]
+    return dict(zip(prefixes, flows, strict=True)), smoothing
 
 
 def _seen(
-    model: nn.Module,
-    layout: Layout,
-    down: Linear,
-    norm: Norm,
-    leaves: Sequence[Text],
-    prefixes: Sequence[Text],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """At each prefix: the input of `down`, the state before the last norm, the logits."""
-    place = {prefix: i for i, prefix in enumerate(prefixes)}
-    found: list[tuple[Tensor, Tensor, Tensor] | None] = [None] * len(prefixes)
+    model: nn.Module, down: Linear, norm: Norm, leaves: Sequence[Text]
+) -> tuple[list[Text], Tensor, Tensor, Tensor]:
+    """Every prefix of the leaves, and at each: the input of `down`, the state before the last norm,
+    the logits."""
+    found: dict[Text, tuple[Tensor, Tensor, Tensor]] = {}
     with task("outputs of the prefixes", len(leaves)) as advance:
         for leaf in leaves:
-            watched = {"down": down.weight, "norm": norm.weight}
-            with inputs_of(model, watched) as seen:
-                outputs = model(torch.tensor([leaf]))
-            logits = outputs if isinstance(outputs, Tensor) else outputs.logits
+            with watched(model, {"down": down.weight, "norm": norm.weight}) as seen:
+                logits = logits_of(model(torch.tensor([leaf])))
+            assert isinstance(logits, Tensor)
             for k in range(len(leaf)):
-                at = place[leaf[: k + 1]]
-                if found[at] is None:
-                    found[at] = seen["down"][0][0, k], seen["norm"][0][0, k], logits[0, k]
+                each = seen["down"][0][0, k], seen["norm"][0][0, k], logits[0, k]
+                found.setdefault(leaf[: k + 1], each)
             advance()
-    kept = [one for one in found if one is not None]
-    inner, ends, logits = (torch.stack(parts) for parts in zip(*kept, strict=True))
-    return inner, ends, logits
+    inner, ends, logits = (torch.stack(parts) for parts in zip(*found.values(), strict=True))
+    return list(found), inner, ends, logits
 
 
 def _end(
@@ -152,51 +123,46 @@ def _end(
 
 
 def _explained(
-    end: _End,
-    wanted: Tensor,
-    prefixes: Sequence[Text],
-    children: dict[Text, list[int]],
-    tolerances: Tolerances,
-) -> tuple[Flows, float, dict[Text, float]]:
-    """Labels by prefix: those that longer prefixes show, then the best of the vocabulary for what
-    is left, while that makes it much smaller. Smoothing shows at the prefixes with one label."""
-    support = [list(children.get(prefix, ())) for prefix in prefixes]
+    end: _End, wanted: Tensor, support: list[list[int]], tolerances: Tolerances
+) -> tuple[list[list[int]], list[list[float]], float]:
+    """Labels by prefix, their weights, and the smoothing: those labels that longer prefixes show
+    (`support`), then the best of the vocabulary for what is left, while that makes it much
+    smaller. Smoothing shows at the prefixes with one label."""
     lone = [i for i, tokens in enumerate(support) if not tokens]
-    for i, token in zip(lone, _best(end, wanted, lone, 0.0, tolerances), strict=True):
-        support[i] = [token]
-    smoothing = _smoothing(end, wanted, support)
-    weight, off = _weights(end, wanted, support, smoothing)
-    if smoothing:
-        for i, token in zip(lone, _best(end, wanted, lone, smoothing, tolerances), strict=True):
+
+    def weighed(smoothing: float) -> tuple[list[list[float]], list[float]]:
+        for i, token in zip(
+            lone, _best(end, wanted[lone], lone, smoothing, tolerances), strict=True
+        ):
             support[i] = [token]
-        weight, off = _weights(end, wanted, support, smoothing)
-    usual = sorted(off)[len(off) // 2]
+        return _weights(end, wanted, support, smoothing)
+
+    weight, off = weighed(0.0)
+    smoothing = _smoothing(end, wanted, support)
+    if smoothing:
+        weight, off = weighed(smoothing)
+    usual = max(sorted(off)[len(off) // 2], 1e-6)
     for _ in range(tolerances.labels):
-        open_ = [i for i, left in enumerate(off) if left > tolerances.explained * max(usual, 1e-6)]
-        rest = torch.stack([_left(end, wanted, i, support[i], weight[i], smoothing) for i in open_]
-                           ) if open_ else wanted[:0]  # fmt: skip
+        rest = [i for i, left in enumerate(off) if left > tolerances.explained * usual]
+        left = [wanted[i] - wanted.new_tensor(weight[i]) @ end.atoms(i, support[i], smoothing)
+                for i in rest]  # fmt: skip
         grown = False
-        for i, token in zip(open_, _best(end, rest, open_, smoothing, tolerances), strict=True):
-            if token in support[i]:
-                continue
-            more, less = _weights(end, wanted[i : i + 1], [[*support[i], token]], smoothing, [i])
-            if less[0] * tolerances.explained < off[i]:
-                support[i], weight[i], off[i], grown = [*support[i], token], more[0], less[0], True
+        missing = torch.stack(left) if left else wanted[:0]
+        for i, token in zip(rest, _best(end, missing, rest, smoothing, tolerances), strict=True):
+            more = [*support[i], token]
+            (found,), (less,) = _weights(end, wanted[i : i + 1], [more], smoothing, at=i)
+            if token not in support[i] and less * tolerances.explained < off[i]:
+                support[i], weight[i], off[i], grown = more, found, less, True
         if not grown:
             break
-    flows = {
-        prefix: dict(zip(support[i], weight[i], strict=True)) for i, prefix in enumerate(prefixes)
-    }
-    return flows, smoothing, dict(zip(prefixes, off, strict=True))
+    return support, weight, smoothing
 
 
 def _best(
     end: _End, wanted: Tensor, at: Sequence[int], smoothing: float, tolerances: Tolerances
 ) -> list[int]:
-    """The token whose loss points most nearly where each of `wanted` does (all, or `at`)."""
-    if not at:
-        return []
-    wanted = (wanted if len(wanted) == len(at) else wanted[list(at)]).to(end.rows)
+    """The token whose loss points most nearly where each of `wanted` does, at these prefixes."""
+    wanted = wanted.to(end.rows)
     rows = end.rows - end.rows.mean(1, keepdim=True) if end.centred else end.rows
     squares = rows.square().sum(1)
     found = list[int]()
@@ -215,28 +181,17 @@ def _best(
     return found
 
 
-def _left(
-    end: _End, wanted: Tensor, at: int, tokens: list[int], weight: list[float], smoothing: float
-) -> Tensor:
-    parts = end.atoms(at, tokens, smoothing)
-    return wanted[at] - torch.tensor(weight, dtype=parts.dtype) @ parts
-
-
 def _weights(
-    end: _End,
-    wanted: Tensor,
-    support: list[list[int]],
-    smoothing: float,
-    at: Sequence[int] | None = None,
+    end: _End, wanted: Tensor, support: list[list[int]], smoothing: float, at: int | None = None
 ) -> tuple[list[list[float]], list[float]]:
-    """The loss weights of the labels, and what they leave of each of `wanted`, as a share of its
-    norm or of the usual one's, if that is larger: a prefix without a loss has none to explain."""
-    places = range(len(wanted)) if at is None else at
+    """The loss weights of the labels of all prefixes (or of one, `at`), and what they leave of each
+    of `wanted`, as a share of its norm or of the usual one's, if that is larger: a prefix without a
+    loss has none to explain."""
     sizes = wanted.norm(dim=1)
     least = float(sizes.median()) if at is None else 0.0
     weights, off = [], []
-    for want, i, tokens, size in zip(wanted, places, support, sizes.tolist(), strict=True):
-        atoms = end.atoms(i, tokens, smoothing)
+    for i, (want, tokens, size) in enumerate(zip(wanted, support, sizes.tolist(), strict=True)):
+        atoms = end.atoms(i if at is None else at, tokens, smoothing)
         weight = torch.linalg.lstsq(atoms.T, want[:, None]).solution[:, 0]
         weights.append(weight.tolist())
         off.append(float((want - weight @ atoms).norm()) / max(size, least, 1e-300))
@@ -255,8 +210,7 @@ def _smoothing(end: _End, wanted: Tensor, support: list[list[int]]) -> float:
         shares.append(float(weight[-1]) / total if total else 0.0)
     values = torch.tensor(shares, dtype=torch.float64)
     middle = float(values.median())
-    spread_of = float((values - middle).abs().median())
-    return middle if 10 * spread_of < middle < 1 else 0.0
+    return middle if 10 * float((values - middle).abs().median()) < middle < 1 else 0.0
 
 
 def sequences_of(flows: Flows, tolerances: Tolerances) -> tuple[list[Text], list[float]]:

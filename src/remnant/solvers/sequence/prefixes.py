@@ -9,7 +9,7 @@ a length, each with every candidate for its next token, are tested at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -54,28 +54,15 @@ def token_residuals(decoder: Decoder, span: InputSpan, tokens: Tensor, places: r
     return residuals * unit
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tokens:
-    """The tokens found: in the batch at all, and at which of `length` places each may stand."""
-
-    found: Tensor
-    at: list[Tensor]
-    worst: float  # residual of those found
-    best: float  # and of the others
-
-
 def find_tokens(
-    decoder: Decoder,
-    span: InputSpan,
-    among: Tensor,
-    length: int | None,
-    tolerances: Tolerances,
-) -> Tokens:
-    """Tokens of the batch out of `among`, at places below `length`; None: until none is found."""
+    decoder: Decoder, span: InputSpan, among: Tensor, length: int | None, tolerances: Tolerances
+) -> list[Tensor]:
+    """Tokens of the batch out of `among`, at each place below `length`; None: until none is found.
+    Where keys are rotated all places are alike, and one list stands for them."""
     longest = len(decoder.places) if length is None else length
     step = tolerances.places if length is None else longest
     if decoder.turns is not None:
-        step = longest = 1  # the same at every place
+        step = longest = 1
     parts = list[Tensor]()
     with task("tokens of the batch", longest) as advance:
         for start in range(0, longest, step):
@@ -86,24 +73,7 @@ def find_tokens(
                 break
     residuals = torch.cat(parts, 1)
     hit = residuals < cut(residuals.flatten(), tolerances)
-    rest = residuals[~hit]
-    return Tokens(
-        found=among[hit.any(1)],
-        at=[among[column] for column in hit.T],
-        worst=float(residuals[hit].max()) if bool(hit.any()) else 0.0,
-        best=float(rest.min()) if len(rest) else 1.0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Prefixes:
-    """leaves: prefixes that no token continues. accepted, rejected: the largest residual of a kept
-    prefix and the smallest of another, place by place. crowded: too many to go on."""
-
-    leaves: list[Text]
-    accepted: list[float] = field(default_factory=list)
-    rejected: list[float] = field(default_factory=list)
-    crowded: bool = False
+    return [among[column] for column in hit.T]
 
 
 @dataclass(eq=False)
@@ -122,41 +92,41 @@ def grow(
     candidates: list[Tensor],
     longest: int,
     tolerances: Tolerances,
-) -> Prefixes:
-    """All prefixes that the batch has. spans: "up" of the first block, "next" of the second's
-    attention, as far as their null spaces are there. candidates: tokens by place, or for all."""
+) -> list[Text] | None:
+    """All prefixes of the batch that no token continues; None where too many fit. spans: "up" of
+    the first block, "next" of the second's attention, as far as their null spaces are there.
+    candidates: tokens by place, or one list for all."""
     layout, like = decoder.layout, decoder.tokens
     empty = like.new_zeros(1, 0, layout.heads, layout.head_width)
     alive = _Grown(tokens=torch.zeros(1, 0, dtype=torch.int64), keys=empty, values=empty)
-    leaves, accepted, rejected = list[Text](), list[float](), list[float]()
-    level = tolerances.far
+    leaves, level = list[Text](), tolerances.far
     with task("prefixes", longest) as advance:
         for place in range(longest):
             choice = candidates[place] if len(candidates) > 1 else candidates[0]
             residuals, keys, values = _tested(decoder, spans, alive, choice, place, tolerances)
-            bound = min(cut(residuals.flatten(), tolerances), tolerances.room * level)
-            keep = residuals < bound
+            keep = residuals < min(cut(residuals.flatten(), tolerances), tolerances.room * level)
             if bool(keep.any()):
                 usual = max(tolerances.near, float(residuals[keep].median()))
                 level = usual if place == 0 else max(level, usual)
-                accepted.append(float(residuals[keep].max()))
-            if not bool(keep.all()):
-                rejected.append(float(residuals[~keep].min()))
-            ended = alive.tokens[~keep.any(1)] if place else alive.tokens[:0]
-            leaves += [tuple(row) for row in ended.tolist()]
+            if place:
+                leaves += [tuple(row) for row in alive.tokens[~keep.any(1)].tolist()]
             old, new = keep.nonzero(as_tuple=True)
             if len(old) > tolerances.most_prefixes:
-                return Prefixes(leaves=[], accepted=accepted, rejected=rejected, crowded=True)
+                return None
             alive = _Grown(
                 tokens=torch.cat([alive.tokens[old], choice[new][:, None]], 1),
                 keys=torch.cat([alive.keys[old], keys[new][:, None]], 1),
                 values=torch.cat([alive.values[old], values[new][:, None]], 1),
             )
             advance(note=f"{len(old)} prefixes")
-            if not len(old) or (place and _repeats(alive.tokens, decoder)):
+            # Repetitions of a first token alone, which nothing would end.
+            repeats = decoder.turns is not None and bool(
+                (alive.tokens == alive.tokens[:, :1]).all()
+            )
+            if not len(old) or (place and repeats):
                 break
     leaves += [tuple(row) for row in alive.tokens.tolist()]
-    return Prefixes(leaves=_told_apart(leaves), accepted=accepted, rejected=rejected)
+    return _told_apart(leaves)
 
 
 def _tested(
@@ -204,11 +174,6 @@ def _residuals(
         read = decoder.read(decoder.layout.blocks[1], left)
         found[close] = torch.maximum(found[close], spans["next"].residual(read))
     return found
-
-
-def _repeats(tokens: Tensor, decoder: Decoder) -> bool:
-    """Whether all that is left are repetitions of a first token, which nothing would end."""
-    return decoder.turns is not None and bool((tokens == tokens[:, :1]).all())
 
 
 def _told_apart(leaves: list[Text]) -> list[Text]:

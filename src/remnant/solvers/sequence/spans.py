@@ -17,32 +17,29 @@ from remnant.solvers.sequence.layouts import Linear, Weights, stacked
 from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.solvers.spans import count_records, rounding_level
 
+Decompositions = dict[str, tuple[Tensor, Tensor]]
+"""Singular vectors and values of gradients, by the name of their first layer's weight."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputSpan:
     """The space that a layer's inputs lie in, by directions that are orthogonal to it.
 
-    probes: width (+ 1) x p, orthonormal combinations of the null space. null: of how many
-    dimensions that is; 0 where the inputs fill the whole space and nothing can be told.
+    probes: width (+ 1, where the layer is biased) x p, orthonormal combinations of the null space;
+    none where the inputs fill the whole space, so that nothing can be told.
     """
 
     probes: Tensor
     biased: bool
-    rank: int
-    null: int
-    gap: float
-    clear: bool
 
     def residual(self, states: Tensor) -> Tensor:
         """How far states (... x width) are from being inputs of the layer: 0 for its inputs, about
         1 for anything else."""
-        probes = self.probes.to(states.dtype)
-        width = states.shape[-1]
+        probes, width = self.probes.to(states.dtype), states.shape[-1]
         off = states @ probes[:width]
         if self.biased:
             off = off + probes[width]
-        sizes = states.norm(dim=-1).clamp_min(1e-30)
-        found: Tensor = off.norm(dim=-1) * self.unit / sizes
+        found: Tensor = off.norm(dim=-1) * self.unit / states.norm(dim=-1).clamp_min(1e-30)
         return found
 
     @property
@@ -58,15 +55,12 @@ def input_span(
     precision: float,
     tolerances: Tolerances,
     generator: torch.Generator,
-    known: dict[str, tuple[Tensor, Tensor]] | None = None,
+    known: Decompositions,
 ) -> InputSpan:
     """The space of the inputs that layers with a common input share, out of their gradients.
-
-    known: decompositions that were made before, by the name of the first layer's weight.
-    """
+    known: what was decomposed before, and is from now on."""
     matrix, biased = stacked(vector, layers)
-    matrix = matrix.double()
-    name, known = layers[0].weight, {} if known is None else known
+    matrix, name = matrix.double(), layers[0].weight
     if name not in known:
         full = matrix.shape[1] < matrix.shape[0]
         known[name] = torch.linalg.svd(matrix, full_matrices=full)[:2]
@@ -79,17 +73,12 @@ def input_span(
         rank = int((values > level).sum()) if bool((values <= level).any()) else len(matrix)
     null = left[:, rank:]
     if null.shape[1] < tolerances.fewest:
-        null, rank = null[:, :0], len(matrix)
-    if null.shape[1] > tolerances.probes:
+        null = null[:, :0]
+    elif null.shape[1] > tolerances.probes:
         shape = (null.shape[1], tolerances.probes)
         mixed = torch.randn(shape, generator=generator, dtype=torch.float64)
-        probes = null @ torch.linalg.qr(mixed)[0]
-    else:
-        probes = null
-    return InputSpan(
-        probes=probes, biased=biased, rank=rank, null=null.shape[1],
-        gap=spectrum.gap, clear=spectrum.clear,
-    )  # fmt: skip
+        null = null @ torch.linalg.qr(mixed)[0]
+    return InputSpan(probes=null, biased=biased)
 
 
 def cut(residuals: Tensor, tolerances: Tolerances) -> float:
@@ -101,6 +90,5 @@ def cut(residuals: Tensor, tolerances: Tolerances) -> float:
     if not len(low):
         return tolerances.near
     steps = torch.cat([low.clamp_min(tolerances.near), low.new_tensor([tolerances.far])])
-    ratios = steps[1:] / steps[:-1]
-    k = int(ratios.argmax())
+    k = int((steps[1:] / steps[:-1]).argmax())
     return float((steps[k] * steps[k + 1]).sqrt())

@@ -36,3 +36,10 @@ class Tolerances:
     plausible: float = 0.5  # the same above which texts are not even worth showing
     loosest: float = 1e-2  # never more: one wrong token of 250 leaves some 5 times that
     rounded: float = 1.0  # the same from coarser numbers, in units of their rounding
+    # The same where records are put together in any order: error against what computing in the
+    # model's own precision leaves (right records leave 1, a byte off by one 40), and at least.
+    exact: float = 5.0
+    least: float = 1e-9
+    close: float = 1e-3  # records that are no whole numbers: theirs is told by solving once more
+    safety: float = 25.0  # of a squared error by one more solution: 20 batches stayed below 8
+    even: float = 1e-2  # weights of tokens' losses that differ by less are one and the same

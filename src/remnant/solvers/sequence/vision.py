@@ -3,7 +3,8 @@
 Each image is a class token and its patches, which a strided convolution embeds; the places are
 learned. The first block's states (`read_states`) give every patch up to the number that its norm
 hides, the gradient of the convolution gives the space that all patches lie in, and so a state tells
-its place and its patch by least squares. Attention tells which patches are of one image (`group`).
+its place and its patch by least squares. Attention tells which patches are of one image
+(`stood_together`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.sequence.grouping import Kinds, group, most_said
-from remnant.solvers.sequence.layouts import Layout, Weights, normed
-from remnant.solvers.sequence.states import States, read_states, solve
+from remnant.solvers.sequence.layouts import Layout, Weights, normed, solve
+from remnant.solvers.sequence.states import States, Unordered, read_states, stood_together
 from remnant.types import Evidence
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Images:
-    """Images (k x shape, in the model's scale) of a batch of `counted`, and in words how."""
-
-    inputs: Tensor
-    counted: int | None
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +62,7 @@ def recover_images(
     shape: tuple[int, ...],
     *,
     generator: torch.Generator,
-) -> Images:
+) -> Unordered:
     """The batch of images (of that shape) behind one gradient, as far as it was found."""
     patches = patches_of(layout, evidence.start)
     if isinstance(patches, str):
@@ -83,7 +74,7 @@ def recover_images(
         return _none(shape, f"an image has {wanted} in this model, which {shape} does not give")
     alone = one_image(layout, evidence, patches)
     if alone is not None:
-        return Images(
+        return Unordered(
             inputs=whole(alone[None], patches, grid), counted=1, reason="1 image, by least squares"
         )
     states = read_states(model, layout, evidence, generator=generator)
@@ -95,8 +86,8 @@ def recover_images(
         return _none(shape, each)
     found, places = locate(evidence, layout, patches, states, counted)
     records = together(evidence.start, layout, patches, states, found, places)
-    images = torch.stack([found[list(record[1:])] for record in records]) if records else found[:0]
-    return Images(
+    images = torch.stack([found[record[1:]] for record in records]) if records else found[:0]
+    return Unordered(
         inputs=whole(images.reshape(len(records), patches.count, -1), patches, grid),
         counted=counted,
         reason=f"{len(records)} of {counted} images put together from {len(states)} of "
@@ -145,19 +136,16 @@ def together(
     states: States,
     found: Tensor,
     places: Tensor,
-) -> list[tuple[int, ...]]:
+) -> list[list[int]]:
     """Tokens (rows of `found`) of each image, the class token first."""
     inputs = patches.states(found, places)
     inputs[places == 0] = patches.places[0] + patches.token
-    norm = layout.blocks[0].attention_norm
     first = {0: int((places == 0).int().argmax())}  # the class token is the same in all images
     own = torch.tensor([first.get(place, i) for i, place in enumerate(places.tolist())])
     kinds, kind = own.unique(return_inverse=True)
-    rows = Kinds(inputs=normed(weights, norm, inputs[kinds]), places=places[kinds])
-    said = group(layout, weights, rows, kind, states.gathered)
-    records = most_said(said)
-    return [tuple(kinds[list(record)].tolist()) for record in records
-            if len(record) == patches.count + 1]  # fmt: skip
+    read = normed(weights, layout.blocks[0].attention_norm, inputs[kinds])
+    records = stood_together(layout, weights, read, places[kinds], kind, states.gathered)
+    return [kinds[list(r)].tolist() for r in records if len(r) == patches.count + 1]
 
 
 def whole(patches: Tensor, embedding: Patches, grid: list[int]) -> Tensor:
@@ -171,5 +159,5 @@ def _centred(rows: Tensor) -> Tensor:
     return rows - rows.mean(-1, keepdim=True)
 
 
-def _none(shape: tuple[int, ...], reason: str) -> Images:
-    return Images(inputs=torch.zeros(0, *shape).double(), counted=None, reason=reason)
+def _none(shape: tuple[int, ...], reason: str) -> Unordered:
+    return Unordered(inputs=torch.zeros(0, *shape).double(), counted=None, reason=reason)
