@@ -7,43 +7,24 @@ from hypothesis import strategies as st
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.models import ACTIVATIONS, Conv, Dense, ModelSpec, Pool, activation, parse_model
-
-CANONICAL = [
-    "mlp:784-300-300-10",
-    "mlp:4-1",
-    "mlp:784-10-10:elu:nobias",
-    "mlp:784-10-10:nobias",
-    "mlp:784-10-10:leaky0.1",
-    "cnn:3x32x32-c32k3-1000-1",
-    "cnn:3x32x32-c16k4s2-c32k4-10-10",
-    "cnn:1x28x28-c8k3s2p1-m2-a2-10:tanh",
-    "nets/my net.py:make",
-]
-
-
-@pytest.mark.parametrize("text", CANONICAL)
-def test_a_string_round_trips(text):
-    assert str(parse_model(text)) == text
-
-
-def test_what_is_said_twice_or_by_default_is_said_once():
-    assert str(parse_model(" mlp:4-3-2:nobias:relu ")) == "mlp:4-3-2:nobias"
-    assert str(parse_model("cnn:3x8x8-c2k3s1p0-1")) == "cnn:3x8x8-c2k3-1"
+from remnant.models import ACTIVATIONS, activation, parse_model
 
 
 def test_the_parts_of_a_spec():
     spec = parse_model("cnn:3x32x32-c16k4s2-m2-c32k4p1-10-7:elu")
     assert spec.input_shape == (3, 32, 32)
-    assert spec.outputs == 7
-    assert spec.activation == "elu"
-    assert spec.bias
-    assert spec.layers == (Conv(16, 4, 2), Pool("m", 2), Conv(32, 4, 1, 1), Dense(10), Dense(7))
-    assert spec.shapes[1:] == [(16, 15, 15), (16, 7, 7), (32, 6, 6), (10,), (7,)]
-    dense = parse_model("mlp:784-300-10")
-    assert (dense.input_shape, dense.outputs) == ((784,), 10)
-    own = parse_model("dir/net.py:make")
-    assert (own.file, own.factory, own.input_shape, own.outputs) == ("dir/net.py", "make", (), 0)
+    assert [type(layer) for layer in spec.stack] == [
+        nn.Conv2d, nn.ELU, nn.MaxPool2d, nn.Conv2d, nn.ELU, nn.Flatten, nn.Linear, nn.ELU, nn.Linear
+    ]  # fmt: skip
+    assert (spec.stack[0].stride, spec.stack[3].padding) == ((2, 2), (1, 1))
+    assert spec.stack[6].in_features == 32 * 6 * 6
+    assert spec.parameters == 3 * 16 * 16 + 16 * 32 * 16 + 1152 * 10 + 70
+    plain = parse_model(" mlp:784-300-10:nobias:relu ")
+    assert (plain.input_shape, plain.parameters) == ((784,), 784 * 300 + 3000)
+    assert not any(name.endswith("bias") for name, _ in plain.stack.named_parameters())
+    own = parse_model("dir/my net.py:make")
+    assert (own.file, own.factory, own.input_shape) == ("dir/my net.py", "make", ())
+    assert own.parameters == 0
 
 
 MALFORMED = {
@@ -65,8 +46,8 @@ MALFORMED = {
     "cnn:3x32x32-c3k3": "a dense width last",
     "cnn:3x8x8-c4k9-10": "c4k9: expected an input that it fits in, got an input of 3x8x8",
     "cnn:3x8x8-c4k3-m7-10": "m7: expected an input that it fits in, got an input of 4x6x6",
-    "cnn:3x8x8-10-c4k3-10": "dense widths last, got c4k3 after 10",
-    "cnn:3x8x8-c4k3-10-m2-10": "dense widths last, got m2 after 10",
+    "cnn:3x8x8-10-c4k3-10": "dense widths last, got 'c4k3' after 10",
+    "cnn:3x8x8-c4k3-10-m2-10": "dense widths last, got 'm2' after 10",
     "cnn:3x8x8-c4-10": "c<out>k<kernel>, m<size>, a<size> or a positive width, got 'c4'",
     "net.py": "file.py:factory, got 'net.py'; name the factory",
     "net.py:": "expected mlp:784-300-10",
@@ -94,23 +75,9 @@ PIECES += ["nobias", "leaky0.2", "10", "0", "net", ".py", "٣", "\u2028", "x"]
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=14).map("".join)))
 def test_any_string_parses_or_is_refused(text):
     try:
-        spec = parse_model(text)
+        parse_model(text)
     except InputError as error:
         assert len(str(error).splitlines()) == 1  # noqa: PT017
-    else:
-        assert parse_model(str(spec)) == spec
-
-
-SIZES = st.integers(1, 40)
-CONVS = st.builds(Conv, SIZES, st.integers(1, 3), st.integers(1, 2), st.integers(1, 2))
-LAYERS = st.lists(CONVS | st.builds(Pool, st.sampled_from("ma"), st.just(1)), max_size=3)
-
-
-@settings(max_examples=100, deadline=None)
-@given(LAYERS, st.lists(st.builds(Dense, SIZES), min_size=1), st.booleans())
-def test_any_spec_round_trips(front, back, bias):
-    spec = ModelSpec(input_shape=(3, 9, 9), layers=(*front, *back), activation="silu", bias=bias)
-    assert parse_model(str(spec)) == spec
 
 
 def test_activations_are_the_functions_they_name():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -70,6 +71,28 @@ def brief(value: Any) -> str:
         return cut(repr(value), GOT)
     except Exception:
         return _sized(value)
+
+
+def fault_line(fault: Mapping[str, Any], what: str = "", show: Callable[[Any], str] = brief) -> str:
+    """One of pydantic's faults as the house sentence. what: the place, where it is not the fault's
+    own; show: how the value is told."""
+    place = cut(what or ".".join(map(str, fault["loc"])) or "value", 100)
+    if fault["type"] == "missing":
+        return f"{place}: expected a value, got none"
+    said = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    hint = fault.get("ctx", {}).get("hint", "")
+    return expected(place, said[0].lower() + said[1:], show(fault["input"]), hint)
+
+
+@contextmanager
+def one_fault(where: str = "", show: Callable[[Any], str] = brief) -> Iterator[None]:
+    """Turn what pydantic finds wrong into one line, of the first fault; where: its beginning."""
+    from pydantic import ValidationError  # slow to import, and not every verb's need
+
+    try:
+        yield
+    except ValidationError as error:
+        raise InputError(f"{where}{fault_line(error.errors()[0], show=show)}") from None
 
 
 def _sized(value: object) -> str:

@@ -15,8 +15,8 @@ from remnant.attacks.glm_case import Case, Found, encoded, pose
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
 from remnant.errors import InputError, expected
 from remnant.models.linear_estimators import from_estimator, recipe
-from remnant.models.linear_files import Recipe, linear_target
-from remnant.models.linear_model import LinearModel
+from remnant.models.linear_files import linear_target
+from remnant.models.linear_model import LinearModel, Recipe
 from remnant.solvers.glm.closed_form import Record, from_mean, means, recover
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Examples, Stated, Status, Target

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remnant.errors import InputError, expected
 from remnant.models.linear_model import LinearModel
-from remnant.solvers.glm.closed_form import Family, Fit, objective_gradient, rounding
+from remnant.solvers.glm.closed_form import Fit, objective_gradient, rounding
 from remnant.types import Target
 
 
@@ -90,7 +90,7 @@ class Case:
         total = float(self._all_factors(label).sum()) if model.penalty_per == "record" else 1.0
         penalty = model.penalty * total
         return Fit(
-            family=cast(Family, model.family),
+            family=model.family,
             weight=model.dense.weight.detach(),
             bias=self.bias,
             penalty=penalty,

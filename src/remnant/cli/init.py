@@ -79,12 +79,12 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def linear_words(arguments: argparse.Namespace) -> str:
-    from remnant.cli.target import read_linear_model
+    from remnant.models.linear_files import read_linear
 
     if arguments.model is not None or arguments.initial is not None:
         do = "leave --model and --initial out"
         raise InputError(expected("a linear model", "its file alone", "more", do))
-    model = read_linear_model(arguments.weights)
+    model = read_linear(arguments.weights)
     outputs, features = model.dense.weight.shape
     said = f"{model.family} regression, {features} features, {outputs} row(s) of coefficients"
     return f"{said}, penalty {model.penalty:g} on the sum of losses"

@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from remnant.errors import InputError, brief, cut, did_you_mean, expected
+from remnant.errors import InputError, brief, cut, did_you_mean, expected, fault_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,26 +309,13 @@ def _faults(error: ValidationError, kind: type[TargetSpec]) -> list[str]:
         if fault["type"] == "extra_forbidden":
             unknown[Privacy if len(fault["loc"]) > 1 else kind].append(place)
         else:
-            faults.append(_fault(fault, place))
+            faults.append(fault_line(fault, place))
     for holder, places in unknown.items():
         got = "an unknown key" if len(places) == 1 else "unknown keys"
         wanted = f"one of {', '.join(holder.model_fields)}"
         hint = did_you_mean(places[0].rpartition(".")[2], holder.model_fields)
         faults.append(expected(", ".join(places), wanted, got, hint))
     return faults
-
-
-def _fault(fault: Any, place: str) -> str:
-    if fault["type"] == "missing":
-        return f"{place}: expected a value, got none"
-    hint = fault.get("ctx", {}).get("hint", "")
-    return expected(cut(place, 100), _wanted(fault["msg"]), brief(fault["input"]), hint)
-
-
-def _wanted(message: str) -> str:
-    for start in ("Input should be ", "Value error, "):
-        message = message.removeprefix(start)
-    return message[0].lower() + message[1:]
 
 
 def _check_plain(path: Path, text: str) -> None:

@@ -25,9 +25,7 @@ from remnant.models import align, build, infer_model, load_weights, parse_model,
 from remnant.models.foreign import check_outputs, real_outputs
 from remnant.models.linear_estimators import recipe
 from remnant.models.linear_files import linear_target, read_linear
-from remnant.models.linear_model import LinearModel
 from remnant.models.optimizers import Saved, read_optimizer
-from remnant.models.skops_files import read_skops
 from remnant.models.tokens import give_logits, longest_of, takes_tokens
 from remnant.store import hash_tensors
 from remnant.store.files import hash_file
@@ -194,11 +192,6 @@ def check_labels(labels: Tensor | None, model: nn.Module, shape: tuple[int, ...]
         raise InputError(expected("--labels", f"classes 0 to {classes - 1}", got))
 
 
-def read_linear_model(weights: Path) -> LinearModel:
-
-    return read_skops(weights) if weights.suffix.lower() == ".skops" else read_linear(weights)
-
-
 def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
     """The linear model of the spec with the records that the adversary knows, if that is said; and
     hashes of what was read."""
@@ -207,7 +200,7 @@ def read_linear_target(spec: TargetSpec) -> tuple[Target, dict[str, str]]:
         if getattr(spec, name) is not None:
             do = "its file says it all; leave this out"
             raise InputError(expected(f"{name} of a linear model", "nothing", "a value", do))
-    model = read_linear_model(spec.weights)
+    model = read_linear(spec.weights)
     scaling = {"mean": model.scaling.mean, "std": model.scaling.std}
     target = Target(model=model, input_shape=(model.dense.in_features,), scaling=model.scaling)
     hashes = {

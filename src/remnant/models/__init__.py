@@ -5,18 +5,15 @@ from remnant.models.align import align, infer_model, load_weights
 from remnant.models.build import build
 from remnant.models.linearised import Linearised, linearise
 from remnant.models.malicious import Trap, trap
-from remnant.models.spec import Conv, Dense, ModelSpec, Pool, parse_model
+from remnant.models.spec import ModelSpec, parse_model
 from remnant.models.weights import read_weights, save_weights
 
 __all__ = [
     "ACTIVATIONS",
-    "Conv",
     "Cubic",
-    "Dense",
     "Floor",
     "Linearised",
     "ModelSpec",
-    "Pool",
     "Trap",
     "activation",
     "align",

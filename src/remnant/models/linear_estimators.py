@@ -18,16 +18,23 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, WeightsError, expected
-from remnant.models.linear_files import FORMAT, Recipe
-from remnant.models.linear_model import LinearModel
+from remnant.models.linear_model import FORMAT, LinearModel, Recipe
 from remnant.types import Scaling
 
+ESTIMATORS = ("LinearRegression", "Ridge", "LogisticRegression", "PoissonRegressor")
 DIRECT = ("auto", "cholesky", "svd")  # of Ridge, for dense data
 BY_GRADIENT = ("lbfgs", "newton-cg", "newton-cholesky")  # stop at max |gradient of the mean| < tol
 READ = (
-    "LinearRegression, Ridge, LogisticRegression, PoissonRegressor, a Pipeline of StandardScaler "
+    f"{', '.join(ESTIMATORS)}, a Pipeline of StandardScaler "
     "and one of them, or results of statsmodels' OLS, WLS, GLM, Logit, Poisson or MNLogit"
 )
+LINKS = {
+    ("Gaussian", "Identity"): "linear",
+    ("Binomial", "Logit"): "logistic",
+    ("Poisson", "Log"): "poisson",
+    ("Gamma", "InversePower"): "gamma",
+}
+"""Families with their canonical links, in the words of statsmodels."""
 
 
 def from_estimator(estimator: Any, *, scaler: Any = None, **changes: Any) -> LinearModel:
@@ -46,10 +53,10 @@ def from_estimator(estimator: Any, *, scaler: Any = None, **changes: Any) -> Lin
     kind = type(estimator).__name__
     if hasattr(estimator, "params") and hasattr(estimator, "model"):
         fields = _statsmodels(estimator)
-    elif kind in _SKLEARN:
+    elif kind in ESTIMATORS:
         if not hasattr(estimator, "coef_"):
             raise InputError(expected(kind, "a fitted one", "no coef_", "call fit first"))
-        fields = _SKLEARN[kind](estimator) | _shared(estimator)
+        fields = _objective(estimator, kind) | _coefficients(estimator)
     else:
         raise InputError(expected("estimator", READ, kind))
     if scaler is not None:
@@ -57,17 +64,17 @@ def from_estimator(estimator: Any, *, scaler: Any = None, **changes: Any) -> Lin
     return LinearModel(**(fields | changes))
 
 
-def _shared(estimator: Any) -> dict[str, Any]:
-    coef = torch.tensor(np.atleast_2d(estimator.coef_), dtype=torch.float64)
-    bias = torch.tensor(np.ravel(estimator.intercept_), dtype=torch.float64).expand(len(coef))
+def _coefficients(estimator: Any) -> dict[str, Any]:
+    coef = np.atleast_2d(estimator.coef_)
     iterations = np.max(np.ravel(getattr(estimator, "n_iter_", None) or 0))
     plain = (bool, int, float, str, type(None))
     parameters = estimator.get_params(deep=False)
+    bias = np.broadcast_to(np.ravel(estimator.intercept_), len(coef)).copy()
     return {
         "coef": coef,
         "intercept": bias if estimator.fit_intercept else None,
         "features": tuple(map(str, getattr(estimator, "feature_names_in_", ()))),
-        "precision": 2.0**-24 if np.asarray(estimator.coef_).dtype == np.float32 else 2.0**-53,
+        "precision": 2.0**-24 if coef.dtype == np.float32 else 2.0**-53,
         "solver": {
             "estimator": type(estimator).__name__,
             "parameters": {k: v for k, v in parameters.items() if isinstance(v, plain)},
@@ -76,16 +83,20 @@ def _shared(estimator: Any) -> dict[str, Any]:
     }
 
 
-def _linear(estimator: Any) -> dict[str, Any]:
-    return {"family": "linear", "tolerance": 0.0}
-
-
-def _ridge(estimator: Any) -> dict[str, Any]:
-    if np.ndim(estimator.alpha):
-        raise InputError(expected("Ridge: alpha", "one number", f"{len(estimator.alpha)}"))
-    direct = estimator.solver in DIRECT and not estimator.positive
-    penalty = float(estimator.alpha)
-    return {"family": "linear", "penalty": penalty, "tolerance": 0.0 if direct else None}
+def _objective(estimator: Any, kind: str) -> dict[str, Any]:
+    """What scikit-learn's estimator of this kind minimises, and how far its solver goes."""
+    if kind == "LogisticRegression":
+        return _logistic(estimator)
+    if kind == "LinearRegression":
+        return {"family": "linear", "tolerance": 0.0}
+    penalty = estimator.alpha
+    if np.ndim(penalty):
+        raise InputError(expected(f"{kind}: alpha", "one number", f"{len(penalty)}"))
+    if kind == "Ridge":
+        direct = estimator.solver in DIRECT and not estimator.positive
+        return {"family": "linear", "penalty": penalty, "tolerance": 0.0 if direct else None}
+    per = {"penalty": penalty, "penalty_per": "record"}
+    return {"family": "poisson", "tolerance": estimator.tol} | per
 
 
 def _logistic(estimator: Any) -> dict[str, Any]:
@@ -95,56 +106,32 @@ def _logistic(estimator: Any) -> dict[str, Any]:
     liblinear = estimator.solver == "liblinear"
     if liblinear and estimator.fit_intercept and estimator.intercept_scaling != 1:
         raise InputError(expected("intercept_scaling", 1, estimator.intercept_scaling))
-    weight = estimator.class_weight
-    classes = [c.item() if hasattr(c, "item") else c for c in estimator.classes_]
+    weight, classes = estimator.class_weight, np.asarray(estimator.classes_).tolist()
     if isinstance(weight, dict):
-        weight = tuple(float(weight.get(c, 1.0)) for c in classes)
-    if all(isinstance(c, float) and c.is_integer() for c in classes):
+        weight = [float(weight.get(c, 1.0)) for c in classes]
+    if all(isinstance(c, bool | float) and c == int(c) for c in classes):
         classes = [int(c) for c in classes]
     return {
         "family": "logistic" if len(estimator.coef_) == 1 else "multinomial",
         "penalty": 0.0 if named is None or math.isinf(estimator.C) else 1 / float(estimator.C),
         "penalise_intercept": liblinear,
-        "tolerance": float(estimator.tol) if estimator.solver in BY_GRADIENT else None,
-        "classes": tuple(int(c) if isinstance(c, bool) else c for c in classes),
+        "tolerance": estimator.tol if estimator.solver in BY_GRADIENT else None,
+        "classes": classes,
         "class_weight": weight,
     }
 
 
-def _poisson(estimator: Any) -> dict[str, Any]:
-    return {
-        "family": "poisson",
-        "penalty": float(estimator.alpha),
-        "penalty_per": "record",
-        "tolerance": float(estimator.tol),
-    }
-
-
-_SKLEARN = {
-    "LinearRegression": _linear,
-    "Ridge": _ridge,
-    "LogisticRegression": _logistic,
-    "PoissonRegressor": _poisson,
-}
-_STATSMODELS = {"OLS": "linear", "WLS": "linear", "Logit": "logistic", "Poisson": "poisson"}
-_LINKS = {
-    ("Gaussian", "Identity"): "linear",
-    ("Binomial", "Logit"): "logistic",
-    ("Poisson", "Log"): "poisson",
-    ("Gamma", "InversePower"): "gamma",
-}
-
-
 def _statsmodels(results: Any) -> dict[str, Any]:
     model, kind = results.model, type(results.model).__name__
-    family = _STATSMODELS.get(kind) or ("multinomial" if kind == "MNLogit" else None)
+    plain = {"OLS": "linear", "WLS": "linear", "Logit": "logistic", "Poisson": "poisson"}
+    family = (plain | {"MNLogit": "multinomial"}).get(kind)
     if kind == "GLM":
         pair = (type(model.family).__name__, type(model.family.link).__name__)
-        family = _LINKS.get(pair)
+        family = LINKS.get(pair)
         kind = f"GLM of {' with link '.join(pair)}"
     if family is None:
         raise InputError(expected("estimator", f"{READ}, with the canonical link", kind))
-    every = torch.tensor(np.atleast_2d(np.asarray(results.params, dtype=float).T))
+    every = np.atleast_2d(np.asarray(results.params, dtype=float).T)
     at = model.data.const_idx  # the column of ones that add_constant made
     keep = [i for i in range(every.shape[1]) if i != at]
     names = [str(name) for name in model.exog_names]
@@ -173,34 +160,23 @@ def save_linear(path: str | os.PathLike[str], model: Any, **changes: Any) -> Non
     target = Path(path)
     if not isinstance(model, LinearModel):
         model = from_estimator(model, **changes)
-    held: dict[str, Any] = {
-        "format": FORMAT,
-        "family": model.family,
-        "coef": model.dense.weight.tolist(),
-        "penalty": model.penalty,
-        "penalty_per": model.penalty_per,
-        "penalise_intercept": model.penalise_intercept,
-        "scaling": {
-            "mean": model.scaling.mean.double().tolist(),
-            "scale": model.scaling.std.double().tolist(),
-        },
-    }
-    if model.dense.bias is not None:
-        held["intercept"] = model.dense.bias.tolist()
-    for name in ("tolerance", "classes", "class_weight", "features", "solver"):
-        value = getattr(model, name)
-        if value is not None and value != ():
-            held[name] = list(value) if isinstance(value, tuple) else value
+    held = {"format": FORMAT, "coef": model.dense.weight.tolist()}
+    for name in (
+        "family", "penalty", "penalty_per", "penalise_intercept", "tolerance", "classes",
+        "class_weight", "features", "solver",
+    ):  # fmt: skip
+        held[name] = getattr(model, name)
+    held["intercept"] = None if model.dense.bias is None else model.dense.bias.tolist()
+    held = {name: value for name, value in held.items() if value is not None and value != ()}
+    scaling = {"mean": model.scaling.mean.tolist(), "scale": model.scaling.std.tolist()}
     if target.suffix == ".npz":
-        nested = held.pop("scaling") | (
-            {"solver": json.dumps(held.pop("solver"))} if "solver" in held else {}
-        )
+        if "solver" in held:
+            held["solver"] = json.dumps(held["solver"])
         stream = io.BytesIO()
-        arrays: dict[str, Any] = {k: np.asarray(v) for k, v in (held | nested).items()}
-        np.savez(stream, **arrays)
+        np.savez(stream, **held | scaling)
         data = stream.getvalue()
     elif target.suffix == ".json":
-        data = (json.dumps(held, indent=2) + "\n").encode()
+        data = (json.dumps(held | {"scaling": scaling}, indent=2) + "\n").encode()
     else:
         raise WeightsError(expected(f"{target}", "a .json or .npz ending", target.suffix or "none"))
     try:
@@ -220,8 +196,8 @@ def recipe(model: LinearModel) -> Recipe:
 
     said = model.solver or {}
     kind = str(said.get("estimator"))
-    if kind not in _SKLEARN:
-        raise InputError(expected("solver: estimator", " or ".join(_SKLEARN), kind))
+    if kind not in ESTIMATORS:
+        raise InputError(expected("solver: estimator", " or ".join(ESTIMATORS), kind))
     parameters = dict(said.get("parameters", {}))
     iterations = int(said.get("iterations", 0))
     if iterations and parameters.get("solver") in BY_GRADIENT:

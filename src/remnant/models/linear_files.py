@@ -1,6 +1,4 @@
-"""Linear models as targets: coefficients with their objective, from files and from estimators.
-
-A file is JSON, or an npz archive of the same names; nothing in it is ever run:
+"""Linear models out of files: JSON, npz of the same names, or what skops wrote; nothing is run.
 
     family              linear, logistic, poisson, gamma or multinomial
     coef                d numbers, or c x d
@@ -12,34 +10,43 @@ A file is JSON, or an npz archive of the same names; nothing in it is ever run:
                         0 for a direct solver; left out where it is not known
     classes, class_weight, features, scaling {"mean": ..., "scale": ...}
     solver              {"estimator": name, "parameters": {...}}: how to fit it again
+
+A skops file only says which estimators of a fixed list it holds, and what their attributes are:
+numbers, texts, lists and arrays.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from remnant.errors import InputError, WeightsError, expected
-from remnant.models.linear_model import LinearModel
-from remnant.types import Examples, Knowledge, Scaling, Target
-from remnant.untrusted import Budget, archive_of, json_file, read_array, reading, shown
+from remnant.models.linear_estimators import ESTIMATORS, from_estimator
+from remnant.models.linear_model import FORMAT, LinearModel, Recipe
+from remnant.types import Examples, Knowledge, Target
+from remnant.untrusted import (
+    JSON_LIMIT,
+    Budget,
+    archive_of,
+    json_file,
+    member_bytes,
+    read_array,
+    reading,
+    shown,
+)
 
-FORMAT = "remnant.linear/1"
 LIMIT = 1024**3  # bytes that a file may take in memory
 ROOM = 64  # bytes for each number besides its own: a Python object of it in a list, and a tensor
-KEYS = {
-    "format", "family", "coef", "intercept", "penalty", "penalty_per", "penalise_intercept",
-    "tolerance", "classes", "class_weight", "features", "scaling", "solver",
-}  # fmt: skip
-Recipe = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Fits again: inputs n x d, labels n, weights n or None -> coefficients c x d, bias last if any."""
+FIELDS = {"format", *inspect.signature(LinearModel).parameters} - {"precision"}
 
 
 def linear_target(
@@ -67,158 +74,127 @@ def linear_target(
 
 
 def read_linear(path: str | os.PathLike[str]) -> LinearModel:
-    """The model in a JSON or npz file; the top of this file says what it may hold."""
+    """The linear model in a file; the top of this module says what each kind holds."""
     source = Path(path)
-    readers = {".json": _read_json, ".npz": _read_npz}
+    readers = {".json": _read_json, ".npz": _read_npz, ".skops": _read_skops}
     if source.suffix.lower() not in readers:
         do = "write one with save_linear; pickles are never read"
         raise WeightsError(
-            expected(f"{source}", "a .json or .npz file", source.suffix or "none", do)
+            expected(f"{source}", "a .json, .npz or .skops file", source.suffix or "none", do)
         )
-    held = readers[source.suffix.lower()](source)
     try:
         with reading(source, WeightsError):
-            return model_of(held)
+            return readers[source.suffix.lower()](source)
     except InputError as error:
         raise WeightsError(f"{source}: {error}") from None
 
 
-def _read_json(source: Path) -> dict[str, Any]:
-    return json_file(source, WeightsError, larger="save it as npz")
+def _read_json(source: Path) -> LinearModel:
+    return _model(json_file(source, WeightsError, larger="save it as npz"))
 
 
-def _read_npz(source: Path) -> dict[str, Any]:
-    budget, held = Budget(LIMIT, WeightsError), {}
+def _read_npz(source: Path) -> LinearModel:
+    budget = Budget(LIMIT, WeightsError)
     with archive_of(source, budget) as archive:
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            with archive.open(info) as member:
-                held[name] = read_array(member, f"{source}: {shown(name)[1:-1]}", budget, room=ROOM)
-        plain: dict[str, Any] = {name: value.tolist() for name, value in held.items()}
-    if getattr(held.get("coef"), "dtype", None) == np.float32:
-        plain["precision"] = 2.0**-24
+        names = {info.filename: info.filename.removesuffix(".npy") for info in archive.infolist()}
+        held = {name: _array(source, archive, file, budget) for file, name in names.items()}
+    plain: dict[str, Any] = {name: value.tolist() for name, value in held.items()}
     if {"mean", "scale"} & plain.keys():  # archives do not nest
         plain["scaling"] = {k: plain.pop(k) for k in ("mean", "scale") if k in plain}
     if isinstance(plain.get("solver"), str):
-        plain["solver"] = _solver(source, plain["solver"])
-    return plain
+        plain["solver"] = _parsed(plain["solver"], "solver")
+    coarse = getattr(held.get("coef"), "dtype", None) == np.float32
+    return _model(plain, **({"precision": 2.0**-24} if coarse else {}))
 
 
-def _solver(source: Path, text: str) -> Any:
+def _array(source: Path, archive: zipfile.ZipFile, name: str, budget: Budget) -> Any:
+    with archive.open(name) as member:
+        return read_array(member, f"{source}: {shown(name)[1:-1]}", budget, room=ROOM)
+
+
+def _parsed(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise WeightsError(expected(f"{source}: solver", "JSON", shown(text))) from None
+        raise InputError(expected(what, "JSON", shown(text))) from None
 
 
-def model_of(held: Mapping[str, Any]) -> LinearModel:
-    """A model from plain values, all checked."""
+def _model(held: Mapping[str, Any], **more: Any) -> LinearModel:
+    """A model from the fields of a file."""
     if held.get("format", FORMAT) != FORMAT:
         raise InputError(expected("format", FORMAT, shown(held["format"])))
-    unknown = sorted(held.keys() - KEYS - {"precision"})
+    unknown = sorted(held.keys() - FIELDS)
     if unknown:
         got = ", ".join(shown(name)[1:-1] for name in unknown[:4])
-        raise InputError(expected("names", ", ".join(sorted(KEYS)), got))
+        raise InputError(expected("names", ", ".join(sorted(FIELDS)), got))
     missing = [name for name in ("family", "coef") if name not in held]
     if missing:
         raise InputError(expected("names", "family and coef", f"no {' and no '.join(missing)}"))
-    coef = _numbers("coef", held["coef"])
-    coef = coef[None] if coef.ndim == 1 else coef
-    if coef.ndim != 2 or not coef.numel():
-        raise InputError(expected("coef", "d numbers or c x d", f"shape {tuple(coef.shape[:8])}"))
-    intercept = None
-    if held.get("intercept") is not None:
-        intercept = _numbers("intercept", held["intercept"]).reshape(-1)
-    weight = held.get("class_weight")
-    if weight is not None and weight != "balanced":
-        weight = tuple(_numbers("class_weight", weight).reshape(-1).tolist())
-    tolerance = held.get("tolerance")
-    return LinearModel(
-        _word("family", held["family"]),
-        coef,
-        intercept,
-        penalty=_number("penalty", held.get("penalty", 0.0)),
-        penalty_per=_word("penalty_per", held.get("penalty_per", "total")),
-        penalise_intercept=_switch("penalise_intercept", held.get("penalise_intercept", False)),
-        tolerance=None if tolerance is None else _number("tolerance", tolerance),
-        classes=_names("classes", held.get("classes", ())),
-        class_weight=weight,
-        features=tuple(map(str, _names("features", held.get("features", ())))),
-        scaling=_scaling(held.get("scaling"), coef.shape[1]),
-        solver=_settings(held.get("solver")),
-        precision=_number("precision", held.get("precision", 2.0**-53)),
-    )
+    return LinearModel(**{k: v for k, v in held.items() if k != "format"}, **more)
 
 
-def _numbers(what: str, value: object) -> Tensor:
-    try:
-        found = torch.tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError):
-        found = torch.full((), torch.nan)
-    if not bool(torch.isfinite(found).all()):
-        raise InputError(expected(what, "finite numbers in even rows", shown(value)))
-    return found
+def _read_skops(source: Path) -> LinearModel:
+    """A zip archive of `schema.json`, a tree of nodes, and of plain arrays that they name."""
+    budget = Budget(LIMIT, WeightsError)
+    with archive_of(source, budget) as archive:
+        size = archive.getinfo("schema.json").file_size
+        if size > JSON_LIMIT:
+            raise InputError(expected("schema.json", f"at most {JSON_LIMIT} bytes", size))
+        schema = json.loads(member_bytes(archive, "schema.json", budget))
+        return from_estimator(_Nodes(source, archive, budget).value(schema))
 
 
-def _number(what: str, value: object) -> float:
-    found = _numbers(what, value)
-    if found.numel() != 1:
-        raise InputError(expected(what, "one number", shown(value)))
-    return float(found)
+@dataclass
+class _Nodes:
+    """The nodes of a schema; a member named by several of them is read once.
 
-
-def _word(what: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InputError(expected(what, "a word", shown(value)))
-    return value
-
-
-def _switch(what: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(expected(what, "true or false", shown(value)))
-    return value
-
-
-def _settings(value: object, *, most: int = 10**7) -> Mapping[str, Any] | None:
-    """How the model was fitted: plain values, as they are given to an estimator again.
-
-    most: iterations of a solver; no fit of a linear model takes more.
+    most: nodes of a schema; a pipeline of two estimators has about a hundred.
     """
-    if value is None:
+
+    source: Path
+    archive: zipfile.ZipFile
+    budget: Budget
+    most: int = 100_000
+    seen: int = 0
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+    def value(self, node: Any) -> Any:
+        """What a node stands for; None for what a linear model has no need of."""
+        self.seen += 1
+        if self.seen > self.most:
+            raise InputError(expected("schema.json", f"at most {self.most} nodes", "more"))
+        match node["__loader__"]:
+            case "JsonNode":
+                return json.loads(node["content"])
+            case "DictNode":
+                return {name: self.value(child) for name, child in node["content"].items()}
+            case "ListNode" | "TupleNode":
+                return [self.value(child) for child in node["content"]]
+            case "NdArrayNode" if node["type"] == "json":
+                return np.array([self.value(child) for child in node["content"]])
+            case "NdArrayNode":
+                name = str(node["file"])
+                if name not in self.arrays:
+                    self.arrays[name] = _array(self.source, self.archive, name, self.budget)
+                single = node["__class__"] != "ndarray"
+                return self.arrays[name][()] if single else self.arrays[name]
+            case "ObjectNode":
+                return _estimator(node["__class__"], self.value(node["content"]))
         return None
-    if not isinstance(value, Mapping):
-        raise InputError(expected("solver", "an object", shown(value)))
-    parameters = value.get("parameters", {})
-    plain = (bool, int, float, str, type(None))
-    if not isinstance(parameters, Mapping) or not all(
-        isinstance(setting, plain) for setting in parameters.values()
-    ):
-        raise InputError(expected("solver: parameters", "plain values", shown(parameters)))
-    iterations = value.get("iterations", 0)
-    if type(iterations) is not int or not 0 <= iterations < most:
-        wanted = f"0 to {most}"
-        raise InputError(expected("solver: iterations", wanted, shown(iterations)))
-    return value
 
 
-def _names(what: str, value: object) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(v, str) or (isinstance(v, int) and abs(v) < 2**63) for v in value
-    ):
-        raise InputError(expected(what, "a list of names or whole numbers", shown(value)))
-    if len(set(value)) != len(value):
-        raise InputError(expected(what, "different ones", shown(value)))
-    return tuple(value)
+def _estimator(name: str, attributes: dict[str, Any]) -> Any:
+    """An estimator of the list with these attributes; None for a solver's loss, or the like."""
+    from sklearn import linear_model
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import StandardScaler
 
-
-def _scaling(value: object, features: int) -> Scaling:
-    if value is None:
-        return Scaling()
-    if not isinstance(value, Mapping) or set(value) != {"mean", "scale"}:
-        raise InputError(expected("scaling", "mean and scale", shown(value)))
-    mean, std = (_numbers(f"scaling: {k}", value[k]) for k in ("mean", "scale"))
-    for what, part in (("mean", mean), ("scale", std)):
-        if part.shape not in ((), (features,)):
-            got = f"shape {tuple(part.shape)}"
-            raise InputError(expected(f"scaling: {what}", f"1 or {features} numbers", got))
-    return Scaling(mean=mean, std=std)
+    if not isinstance(attributes, dict):
+        raise InputError(expected(shown(name), "attributes by name", shown(attributes)))
+    if name == "Pipeline":
+        return Pipeline([(str(step), made) for step, made in attributes["steps"]])
+    if name != "StandardScaler" and name not in ESTIMATORS:
+        return None
+    made = StandardScaler() if name == "StandardScaler" else getattr(linear_model, name)()
+    vars(made).update({str(key): value for key, value in attributes.items()})
+    return made

@@ -11,159 +11,66 @@ A convolution is `c<out>k<kernel>[s<stride>][p<padding>]`, pooling is `m<size>` 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.models.activations import activation as named_activation
 
-MAX_PARAMETERS = 10**9  # a typing error should be refused before it asks for the memory
 EXAMPLES = "mlp:784-300-10, cnn:3x32x32-c32k3-1000-1, hf:DIR or net.py:factory"
-
-_SIZE = re.compile(r"[1-9][0-9]{0,8}")
-_CONV = re.compile(
+INPUT = {"mlp": r"[1-9][0-9]{0,8}", "cnn": r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){2}"}
+CONVOLUTION = (
     r"c([1-9][0-9]{0,5})k([1-9][0-9]{0,3})(?:s([1-9][0-9]{0,3}))?(?:p(0|[1-9][0-9]{0,3}))?"
 )
-_POOL = re.compile(r"([ma])([1-9][0-9]{0,3})")
-_SHAPE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
 
-@dataclass(frozen=True)
-class Conv:
-    """A square convolution."""
-
-    out: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-
-    def __str__(self) -> str:
-        stride = f"s{self.stride}" if self.stride != 1 else ""
-        padding = f"p{self.padding}" if self.padding else ""
-        return f"c{self.out}k{self.kernel}{stride}{padding}"
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Square pooling whose windows do not overlap."""
-
-    kind: str  # "m" maximum, "a" average
-    size: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.size}"
-
-
-@dataclass(frozen=True)
-class Dense:
-    width: int
-
-    def __str__(self) -> str:
-        return str(self.width)
-
-
-Layer = Conv | Pool | Dense
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelSpec:
-    """What a model string says. `str(spec)` parses back to the same value.
+    """What a model string says: a stack of layers, still without memory for its weights, or the
+    file and function that make the user's own module, of which only its code knows more."""
 
-    A user's own module (`file`, `factory`) has no layers here: only its code knows its shapes,
-    so `input_shape` is () and `outputs` is 0.
-    """
-
+    text: str
     input_shape: tuple[int, ...] = ()
-    layers: tuple[Layer, ...] = ()
-    activation: str = "relu"
-    bias: bool = True
+    stack: nn.Sequential | None = None
     file: str = ""
     factory: str = ""
-
-    def __post_init__(self) -> None:
-        if self.file:
-            return
-        named_activation(self.activation)
-        what = f"model {_quote(str(self))}"
-        if not self.outputs or len(self.input_shape) not in (1, 3):
-            wanted = "an input shape and a dense width last"
-            raise InputError(expected(what, wanted, "something else", f"write {EXAMPLES}"))
-        for layer, before, after in zip(self.layers, self.shapes, self.shapes[1:], strict=False):
-            if len(before) == 1 and not isinstance(layer, Dense):
-                raise InputError(expected(what, "dense widths last", f"{layer} after {before[0]}"))
-            if min(after) < 1:
-                got = f"an input of {'x'.join(map(str, before))}"
-                raise InputError(expected(f"{what}, {layer}", "an input that it fits in", got))
-        if self.parameters > MAX_PARAMETERS:
-            wanted = f"at most {MAX_PARAMETERS} parameters"
-            raise InputError(expected(what, wanted, self.parameters))
 
     @property
     def parameters(self) -> int:
         """The number of weights, without biases; 0 where only the user's code knows it."""
-        return sum(map(_parameters, self.layers, self.shapes))
-
-    @property
-    def outputs(self) -> int:
-        """The width of the last layer."""
-        last = self.layers[-1] if self.layers else None
-        return last.width if isinstance(last, Dense) else 0
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of one input, then of what each layer makes of it."""
-        shapes = [self.input_shape]
-        for layer in self.layers:
-            shapes.append(_after(layer, shapes[-1]))
-        return shapes
-
-    def __str__(self) -> str:
-        if self.file:
-            return f"{self.file}:{self.factory}"
-        kind = "mlp" if len(self.input_shape) == 1 else "cnn"
-        body = "-".join(["x".join(map(str, self.input_shape)), *map(str, self.layers)])
-        options = [self.activation] if self.activation != "relu" else []
-        return ":".join([kind, body, *options, *([] if self.bias else ["nobias"])])
+        held = () if self.stack is None else self.stack.named_parameters()
+        return sum(value.numel() for name, value in held if name.endswith("weight"))
 
 
-def _after(layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape after `layer`; sizes below 1 where it does not fit."""
-    match layer:
-        case Dense(width):
-            return (width,)
-        case Pool(_, size):
-            return (*shape[:1], *(side // size for side in shape[1:]))
-        case Conv(out, kernel, stride, padding):
-            sides = [(side + 2 * padding - kernel) // stride + 1 for side in shape[-2:]]
-            return (out, *sides)
+def parse_model(text: str, *, longest: int = 4096, most: int = 10**9) -> ModelSpec:
+    """The model that `text` describes; or an InputError.
 
-
-def _parameters(layer: Layer, before: tuple[int, ...]) -> int:
-    match layer:
-        case Dense(width):
-            return width * math.prod(before)
-        case Conv(out, kernel):
-            return out * before[0] * kernel**2
-        case Pool():
-            return 0
-
-
-def parse_model(text: str, *, longest: int = 4096) -> ModelSpec:
-    """The model that `text`, of at most `longest` characters, describes; or an InputError."""
+    longest: characters. most: parameters; a typing error is refused before it asks for the memory.
+    """
     text = text.strip()
     if len(text) > longest or not text.isprintable():
         got = f"{len(text)} characters" if len(text) > longest else ascii(text[:60])
         raise InputError(expected("model", EXAMPLES, got))
+    what = f"model {_quote(text)}"
     kind, colon, rest = text.partition(":")
-    if kind in ("mlp", "cnn") and colon:
+    if kind in INPUT and colon:
         body, *options = rest.split(":")
-        shape, layers = (_mlp if kind == "mlp" else _cnn)(_quote(text), body)
-        activation, bias = _options(_quote(text), options)
-        return ModelSpec(input_shape=shape, layers=layers, activation=activation, bias=bias)
+        first, *tokens = body.split("-")
+        if not re.fullmatch(INPUT[kind], first, re.ASCII):
+            wanted = "a positive width" if kind == "mlp" else "an input shape such as 3x32x32"
+            raise InputError(expected(what, wanted, _quote(first)))
+        shape = tuple(map(int, first.split("x")))
+        stack = _stack(what, shape, tokens, *_options(what, options))
+        spec = ModelSpec(text=text, input_shape=shape, stack=stack)
+        if spec.parameters > most:
+            raise InputError(expected(what, f"at most {most} parameters", spec.parameters))
+        return spec
     file, _, factory = text.rpartition(":")
     if file.endswith(".py") and factory.isidentifier():
-        return ModelSpec(file=file, factory=factory)
+        return ModelSpec(text=text, file=file, factory=factory)
     if text.endswith(".py"):
         raise InputError(expected("model", "file.py:factory", _quote(text), "name the factory"))
     raise InputError(expected("model", EXAMPLES, _quote(text)))
@@ -173,45 +80,61 @@ def _quote(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
-def _mlp(quoted: str, body: str) -> tuple[tuple[int, ...], tuple[Layer, ...]]:
-    sizes = [_size(quoted, token) for token in body.split("-")]
-    return (sizes[0],), tuple(Dense(size) for size in sizes[1:])
-
-
-def _cnn(quoted: str, body: str) -> tuple[tuple[int, ...], tuple[Layer, ...]]:
-    first, *tokens = body.split("-")
-    shape = _SHAPE.fullmatch(first)
-    if not shape:
-        raise InputError(
-            expected(f"model {quoted}", "an input shape such as 3x32x32", _quote(first))
-        )
-    layers: list[Layer] = []
+@torch.no_grad()
+def _stack(
+    what: str, shape: tuple[int, ...], tokens: list[str], activation: str, bias: bool
+) -> nn.Sequential:
+    """The layers on `meta`, where shapes are computed and nothing takes memory."""
+    layers, place = list[nn.Module](), torch.empty(1, *shape, device="meta")
+    if not tokens or not tokens[-1].isdigit():
+        do = f"write {EXAMPLES}"
+        raise InputError(expected(what, "a dense width last", repr("-".join(tokens[-1:])), do))
     for token in tokens:
-        conv, pool = _CONV.fullmatch(token), _POOL.fullmatch(token)
-        if conv:
-            out, kernel, stride, padding = conv.groups()
-            layers.append(Conv(int(out), int(kernel), int(stride or 1), int(padding or 0)))
-        elif pool:
-            layers.append(Pool(pool[1], int(pool[2])))
-        else:
-            layers.append(Dense(_size(quoted, token, "c<out>k<kernel>, m<size>, a<size> or ")))
-    return tuple(int(side) for side in shape.groups()), tuple(layers)
+        made = _layer(what, token, place, bias)
+        if isinstance(made, nn.Linear) and not any(isinstance(m, nn.Linear) for m in layers):
+            layers.append(nn.Flatten())
+            place = place.flatten(1)
+        try:
+            place = made(place)
+        except RuntimeError:
+            got = f"an input of {'x'.join(map(str, place.shape[1:]))}"
+            wanted = "an input that it fits in"
+            raise InputError(expected(f"{what}, {token}", wanted, got)) from None
+        layers.append(made)
+        if not isinstance(made, nn.MaxPool2d | nn.AvgPool2d):
+            layers.append(named_activation(activation))
+    return nn.Sequential(*layers[:-1])
 
 
-def _size(quoted: str, token: str, other: str = "") -> int:
-    if not _SIZE.fullmatch(token):
-        raise InputError(expected(f"model {quoted}", f"{other}a positive width", _quote(token)))
-    return int(token)
+def _layer(what: str, token: str, before: Tensor, bias: bool) -> nn.Module:
+    """The layer of one part of the string, to stand behind one whose output is `before`."""
+    if re.fullmatch(INPUT["mlp"], token, re.ASCII):
+        return nn.Linear(before[0].numel(), int(token), bias=bias, device="meta")
+    convolution, pool = (
+        re.fullmatch(CONVOLUTION, token),
+        re.fullmatch("([ma])([1-9][0-9]{0,3})", token),
+    )
+    if before.ndim < 4:
+        wanted = "a positive width" + (", dense widths last" if convolution or pool else "")
+        raise InputError(expected(what, wanted, f"{_quote(token)} after {before[0].numel()}"))
+    if convolution:
+        out, kernel, stride, padding = (int(size or 0) for size in convolution.groups())
+        sizes = (before.shape[1], out, kernel, stride or 1, padding)
+        return nn.Conv2d(*sizes, bias=bias, device="meta")
+    if pool:
+        return (nn.MaxPool2d if pool[1] == "m" else nn.AvgPool2d)(int(pool[2]))
+    wanted = "c<out>k<kernel>, m<size>, a<size> or a positive width"
+    raise InputError(expected(what, wanted, _quote(token)))
 
 
-def _options(quoted: str, options: list[str]) -> tuple[str, bool]:
+def _options(what: str, options: list[str]) -> tuple[str, bool]:
+    """The activation, and whether layers have biases."""
     names = [option for option in options if option != "nobias"]
     if len(names) > 1 or len(options) - len(names) > 1:
         got = _quote(":".join(options))
-        raise InputError(expected(f"model {quoted}", "at most one activation and one nobias", got))
-    for name in names:
-        try:
-            named_activation(name)
-        except InputError as error:
-            raise InputError(f"model {quoted}: {error}") from None
+        raise InputError(expected(what, "at most one activation and one nobias", got))
+    try:
+        named_activation(*names or ["relu"])
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
     return (names[0] if names else "relu"), len(names) == len(options)

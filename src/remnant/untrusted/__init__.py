@@ -8,10 +8,19 @@ in one budget, so that a small file cannot fill the machine.
 from __future__ import annotations
 
 from remnant.untrusted.archives import archive_of, member_bytes, read_array
-from remnant.untrusted.files import Budget, check_file, file_bytes, json_file, reading, shown
+from remnant.untrusted.files import (
+    JSON_LIMIT,
+    Budget,
+    check_file,
+    file_bytes,
+    json_file,
+    reading,
+    shown,
+)
 from remnant.untrusted.pickles import Foreign, pickled
 
 __all__ = [
+    "JSON_LIMIT",
     "Budget",
     "Foreign",
     "archive_of",
