@@ -109,7 +109,7 @@ LINEAR = {
     "texts": ("m.json", b'{"family": "linear", "coef": ["a"]}', "finite numbers"),
     "a number of 9000 digits": ("m.json", b'{"coef": ' + b"9" * 9000 + b"}", "a JSON file"),
     "an unknown name": ("m.json", b'{"family": "linear", "coef": [1], "x": 1}', "names"),
-    "an unknown family": ("m.json", b'{"family": "cox", "coef": [1]}', "linear or logistic"),
+    "an unknown family": ("m.json", b'{"family": "cox", "coef": [1]}', "'linear', 'logistic'"),
     "objects": ("m.npz", npz(x=np.array([{}], dtype=object)), "Python objects"),
     "an npz bomb": ("m.npz", bomb("coef", (2**29,)), "at most"),
     "an array that is not there": ("m.npz", archive(coef=npy((10**12,))), "GB declared"),

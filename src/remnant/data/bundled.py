@@ -18,7 +18,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from remnant.data.reading import Array, Bounds, make_examples
+from remnant.data.reading import Array, Bounds, Raw, make_examples
 from remnant.types import Examples
 
 # The libraries are imported where they are used: each takes a second, and most runs need one.
@@ -54,13 +54,16 @@ def _table(name: str) -> tuple[Array, Array]:
 
 
 def _set(name: str, arrays: Callable[[], tuple[Array, Array]], bounds: Bounds) -> Examples:
-    return make_examples(*arrays(), name=name, bounds=bounds)
+    return make_examples(Raw(*arrays(), bounds), name)
 
 
 BUNDLED: Mapping[str, Callable[[], Examples]] = {
-    "mnist": partial(_set, "mnist", _mnist, (0.0, 1.0)),
-    "digits": partial(_set, "digits", _digits, (0.0, 1.0)),
-    "faces": partial(_set, "faces", _faces, (0.0, 1.0)),
-    "breast_cancer": partial(_set, "breast_cancer", partial(_table, "breast_cancer"), None),
-    "diabetes": partial(_set, "diabetes", partial(_table, "diabetes"), None),
+    name: partial(_set, name, arrays, bounds)
+    for name, arrays, bounds in (
+        ("mnist", _mnist, (0.0, 1.0)),
+        ("digits", _digits, (0.0, 1.0)),
+        ("faces", _faces, (0.0, 1.0)),
+        ("breast_cancer", partial(_table, "breast_cancer"), None),
+        ("diabetes", partial(_table, "diabetes"), None),
+    )
 }

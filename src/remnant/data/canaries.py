@@ -13,14 +13,13 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remnant.data.csv_table import read_columns
 from remnant.data.npz import read_npz
 from remnant.data.reading import LIMIT
-from remnant.data.texts import ENDINGS
+from remnant.data.texts import ENDINGS, read_lines
 from remnant.errors import DataError, expected
 from remnant.untrusted import Budget, file_bytes
 
@@ -45,32 +44,32 @@ def unplanted_beside(planted: Path) -> Path:
 
 
 def _arrays(source: Path, counts: Sequence[int], draw: np.random.Generator) -> list[bytes]:
-    read_npz(source, source.stem, LIMIT)  # refuses what is none of ours, before it is unpacked
+    read_npz(source, Budget(LIMIT))  # refuses what is none of ours, before it is unpacked
     with np.load(source, allow_pickle=False) as held:
         x, y = (held[key if key in held else f"{key}_train"] for key in ("x", "y"))
-    files = []
-    for part, count in enumerate(counts):
-        flat = x.reshape(len(x), -1)
-        rows = draw.integers(len(x), size=(count, flat.shape[1]))
-        made = np.take_along_axis(flat, rows, 0).reshape(count, *x.shape[1:])
-        labels = y[draw.integers(len(y), size=count)]
+    files, flat = [], x.reshape(len(x), -1)
+    for names in _names(counts):
+        rows = draw.integers(len(x), size=(len(names), flat.shape[1]))
+        made = np.take_along_axis(flat, rows, 0).reshape(-1, *x.shape[1:])
         stream = io.BytesIO()
-        np.savez(stream, x=made, y=labels, id=np.array(_names(part, count)))
+        labels = y[draw.integers(len(y), size=len(names))]
+        np.savez(stream, x=made, y=labels, id=np.array(names))
         files.append(stream.getvalue())
     return files
 
 
 def _table(source: Path, counts: Sequence[int], draw: np.random.Generator) -> list[bytes]:
-    mark, names, columns = read_columns(source, file_bytes(source, Budget(LIMIT)), Budget(LIMIT))
+    mark, titles, columns = read_columns(source, file_bytes(source, Budget(LIMIT)), Budget(LIMIT))
     files = []
-    for part, count in enumerate(counts):
-        made = [[cells[i] for i in draw.integers(len(cells), size=count)] for cells in columns]
-        for i, name in enumerate(names):
-            made[i] = _names(part, count) if name.lower() == "id" else made[i]
+    for names in _names(counts):
+        made = [[cells[i] for i in draw.integers(len(cells), size=len(names))] for cells in columns]
+        made = [
+            names if title.lower() == "id" else cells
+            for title, cells in zip(titles, made, strict=True)
+        ]
         stream = io.StringIO()
         out = csv.writer(stream, delimiter=mark, lineterminator="\n")
-        out.writerow(names)
-        out.writerows(zip(*made, strict=True))
+        out.writerows([titles, *zip(*made, strict=True)])
         files.append(stream.getvalue().encode())
     return files
 
@@ -79,35 +78,26 @@ def _texts(
     source: Path, counts: Sequence[int], draw: np.random.Generator, field: str = "text"
 ) -> list[bytes]:
     """Lines as long as those of the data, of its words, each drawn by itself."""
-    objects = source.suffix.lower() == ".jsonl"
-    held = _lines(source, objects, field)
+    held = [one for _, one in read_lines(source, Budget(LIMIT), field)]
+    if not all(isinstance(one.get(field), str) and one[field].split() for one in held):
+        wanted = f"lines with a text under {field}"
+        raise DataError(expected(f"{source}: canaries", wanted, "something else"))
     words = [word for one in held for word in one[field].split()]
     files = []
-    for part, count in enumerate(counts):
+    for names in _names(counts):
         said = []
-        for name in _names(part, count):
+        for name in names:
             length = len(held[draw.integers(len(held))][field].split())
             text = " ".join(words[i] for i in draw.integers(len(words), size=length))
             label = held[draw.integers(len(held))].get("label")
             known = {} if label is None else {"label": label}
+            objects = source.suffix.lower() == ".jsonl"
             said.append(json.dumps({field: text, "id": name} | known) if objects else text)
         files.append(("\n".join(said) + "\n").encode())
     return files
 
 
-def _lines(source: Path, objects: bool, field: str) -> list[dict[str, Any]]:
-    """Each line as an object with a text."""
-    wanted = f"lines with a text under {field}" if objects else "lines of text"
-    try:
-        lines = file_bytes(source, Budget(LIMIT)).decode("utf-8-sig").splitlines()
-        held = [json.loads(line) if objects else {field: line} for line in lines if line.strip()]
-        if held and all(isinstance(one[field], str) and one[field].split() for one in held):
-            return held
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    raise DataError(expected(f"{source}: canaries", wanted, "something else"))
-
-
-def _names(part: int, count: int) -> list[str]:
-    word = ("canary", "unplanted")[part]
-    return [f"{word}-{i:04d}" for i in range(count)]
+def _names(counts: Sequence[int]) -> list[list[str]]:
+    """Of planted and of unplanted canaries, so many of each."""
+    both = zip(("canary", "unplanted"), counts, strict=True)
+    return [[f"{word}-{i:04d}" for i in range(count)] for word, count in both]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from remnant.data.reading import RECORD, VALUE, Array, make_examples
+from remnant.data.reading import RECORD, VALUE, Array, Raw
 from remnant.errors import DataError, expected
 from remnant.types import Examples
 from remnant.untrusted import Budget, file_bytes, shown
@@ -25,9 +25,8 @@ LABELS = ("label", "target", "class", "y")
 WORDS = "plain numbers, or words of a category"
 
 
-def read_csv(path: Path, name: str, limit: int, *, most: int = 100) -> Examples:
+def read_csv(path: Path, budget: Budget, *, most: int = 100) -> Raw:
     """The records of a table; a category may have `most` different words."""
-    budget = Budget(limit)
     _, names, columns = read_columns(path, file_bytes(path, budget), budget)
     at = next((i for i, one in enumerate(names) if one.lower() in LABELS), len(names) - 1)
     by_id = next((i for i, one in enumerate(names) if one.lower() == "id"), None)
@@ -47,14 +46,9 @@ def read_csv(path: Path, name: str, limit: int, *, most: int = 100) -> Examples:
         values += [np.array([cell == word for cell in cells], dtype=float) for word in words]
     if not values:
         raise DataError(expected(f"{path}: columns", "features beside the label", "none"))
-    examples = make_examples(
-        np.stack(values, axis=1),
-        _labels(path, names[at], columns[at], most),
-        name=name,
-        bounds=None,
-        ids=None if by_id is None else columns[by_id],
-    )
-    return replace(examples, features=tuple(features))
+    labels = _labels(path, names[at], columns[at], most)
+    ids = None if by_id is None else columns[by_id]
+    return Raw(np.stack(values, axis=1), labels, None, ids, tuple(features))
 
 
 def with_columns(examples: Examples, features: tuple[str, ...]) -> Examples:

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from remnant.data.reading import RECORD, VALUE, make_examples
+from remnant.data.reading import RECORD, VALUE, Raw
 from remnant.errors import DataError, expected
 from remnant.progress import task
-from remnant.types import Examples
 from remnant.untrusted import Budget, reading
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
@@ -28,11 +27,10 @@ GREY = {"1", "L", "LA"}
 COLOUR = {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 
 
-def read_folder(folder: Path, name: str, limit: int) -> Examples:
+def read_folder(folder: Path, budget: Budget) -> Raw:
     """The pictures of a folder, one class a subfolder."""
     with reading(folder):
         files, labels = _files(folder)
-    budget = Budget(limit)
     (width, height), mode = _common(files, budget)
     shape = (len(files), 1 if mode == "L" else 3, height, width)
     budget.take(folder, math.prod(shape) * (1 + VALUE) + RECORD * len(files))
@@ -44,7 +42,7 @@ def read_folder(folder: Path, name: str, limit: int) -> Examples:
             row[:] = values.reshape(height, width, -1).transpose(2, 0, 1)
             step()
     ids = [path.relative_to(folder).as_posix() for path in files]
-    return make_examples(pixels, np.array(labels), name=name, bounds=(0.0, 1.0), ids=ids)
+    return Raw(pixels, np.array(labels), (0.0, 1.0), ids)
 
 
 @contextmanager

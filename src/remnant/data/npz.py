@@ -18,15 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import RECORD, VALUE, Array, Bounds, make_examples
+from remnant.data.reading import RECORD, VALUE, Array, Bounds, Raw
 from remnant.errors import DataError, expected
-from remnant.types import Examples
 from remnant.untrusted import Budget, archive_of, read_array, shown
 
 
-def read_npz(path: Path, name: str, limit: int) -> Examples:
+def read_npz(path: Path, budget: Budget) -> Raw:
     """The records of an npz archive; see the top of this file for what it may hold."""
-    budget = Budget(limit)
     with archive_of(path, budget) as archive:
         held = {info.filename.removesuffix(".npy") for info in archive.infolist()}
         part = next((s for s in ("", "_train") if {f"x{s}", f"y{s}"} <= held), None)
@@ -44,7 +42,7 @@ def read_npz(path: Path, name: str, limit: int) -> Examples:
         if f"id{part}" in held:
             ids = _ids(_array(archive, path, f"id{part}", budget, room=RECORD))
     inputs, bounds = _scaled(_channels_first(x), path)
-    return make_examples(inputs, y, name=name, bounds=bounds, ids=ids)
+    return Raw(inputs, y, bounds, ids)
 
 
 def _array(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remnant.errors import DataError, expected
+from remnant.errors import DataError, InputError, expected
 from remnant.types import Examples
 from remnant.untrusted import shown
 
@@ -25,43 +23,45 @@ Array = NDArray[Any]
 Bounds = tuple[float, float] | None
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked where its first two bytes say gzip."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb")
-
-
-def make_examples(
-    inputs: Array, labels: Array, *, name: str, bounds: Bounds, ids: Sequence[str] | None = None
-) -> Examples:
-    """Examples of float32 inputs; ids count the position in the source where none are given.
+class Raw(NamedTuple):
+    """What a reader makes of a file: arrays, not yet checked against each other.
 
     Bytes are 0..255 and become 0..1. Integer labels are classes 0, 1, ...; float labels are
-    regression targets. Tables of doubles stay doubles: attacks on linear models need every digit.
+    regression targets. ids: none where records are to be called after the file. features: names of
+    a table's columns.
     """
-    n = len(inputs)
+
+    inputs: Array
+    labels: Array
+    bounds: Bounds
+    ids: Sequence[str] | None = None
+    features: tuple[str, ...] = ()
+
+
+def make_examples(raw: Raw, name: str) -> Examples:
+    """Examples of float32 inputs; tables of doubles stay doubles, since attacks on linear models
+    need every digit."""
+    inputs, n = raw.inputs, len(raw.inputs)
     if n < 1 or inputs[0].size < 1:
         raise DataError(expected(f"{name}: records", "at least 1", f"shape {inputs.shape}"))
-    if len(labels) != n:
-        raise DataError(expected(f"{name}: labels", f"{n}, one a record", len(labels)))
     values = _values(inputs)
     if not bool(torch.isfinite(values.float()).all()):  # models are float32
         got = "NaN or infinity"
         raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
-    names = tuple(ids) if ids is not None else tuple(f"{name}-{i:05d}" for i in range(n))
-    for given in ids or ():
+    for given in raw.ids or ():
         check_id(given, name)
-    if len(names) != n or len(set(names)) != n:
-        got = f"{len(names)}, of which {len(set(names))} differ"
-        raise DataError(expected(f"{name}: record ids", f"{n} different ones", got))
-    return Examples(
-        inputs=values,
-        labels=torch.from_numpy(_labels(labels, name, _precision(inputs))).clone(),
-        ids=names,
-        bounds=bounds,
-        name=name,
-    )
+    labels = _labels(raw.labels, name, _precision(inputs))
+    try:
+        return Examples(
+            inputs=values,
+            labels=torch.from_numpy(labels).clone(),
+            ids=tuple(raw.ids or (f"{name}-{i:05d}" for i in range(n))),
+            bounds=raw.bounds,
+            name=name,
+            features=raw.features,
+        )
+    except InputError as error:
+        raise DataError(f"{error}") from None
 
 
 def _values(inputs: Array) -> torch.Tensor:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from remnant.data.bundled import BUNDLED
-from remnant.data.cifar import cifar_file, cifar_folder, read_cifar_archive, read_cifar_files
 from remnant.data.csv_table import read_csv
 from remnant.data.folder import read_folder
-from remnant.data.idx import idx_images, read_idx
-from remnant.data.mat import read_mat
 from remnant.data.npz import read_npz
-from remnant.data.reading import LIMIT
+from remnant.data.published import (
+    LABELS,
+    cifar_files,
+    idx_images,
+    read_cifar_archive,
+    read_cifar_files,
+    read_idx,
+    read_mat,
+)
+from remnant.data.reading import LIMIT, Raw, make_examples
 from remnant.errors import DataError, expected
 from remnant.types import Examples
-from remnant.untrusted import shown
+from remnant.untrusted import Budget, shown
+
+Reader = Callable[[Path, Budget], Raw]
 
 ENV = "REMNANT_DATA"
 TARS = (".tar.gz", ".tgz", ".tar")
+ENDINGS: dict[str, Reader] = {
+    ".npz": read_npz, ".csv": read_csv, ".tsv": read_csv, ".mat": read_mat,
+    **dict.fromkeys(TARS, read_cifar_archive),
+}  # fmt: skip
 
 # Short names for what the sets are called as their authors publish them.
 PUBLISHED = {
@@ -50,7 +62,10 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
     """
     if isinstance(source, str) and source in BUNDLED:
         return BUNDLED[source]()
-    return _read(find(source, data_dir), limit)
+    path = find(source, data_dir)
+    read, ending = _format(path)
+    name = path.name if path.is_file() else path.resolve().name
+    return make_examples(read(path, Budget(limit)), name[: len(name) - len(ending)])
 
 
 def find(source: str | Path, data_dir: str | Path | None = None) -> Path:
@@ -85,42 +100,28 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _read(path: Path, limit: int) -> Examples:
-    name = path.resolve().name
+def _format(path: Path) -> tuple[Reader, str]:
+    """What reads the file or folder, and the ending that is no part of its name."""
+    name = path.name.lower()
     if path.is_dir():
-        return _read_folder(path, name, limit)
+        batches = cifar_files(path)
+        if idx_images(path) is not None:
+            return lambda folder, budget: read_idx(idx_images(folder) or folder, budget), ""
+        if batches:
+            return lambda _, budget: read_cifar_files(batches, budget), ""
+        return read_folder, ""
     if not path.is_file():  # a pipe would be waited for, a device never ends
         raise DataError(expected(str(path), "a file or a folder", "a device or a pipe"))
-    lower = path.name.lower()
-    if lower.endswith(".npz"):
-        return read_npz(path, path.stem, limit)
-    if lower.endswith((".csv", ".tsv")):
-        return read_csv(path, path.stem, limit)
-    if lower.endswith(".mat"):
-        return read_mat(path, path.stem, limit)
-    tar = next((end for end in TARS if lower.endswith(end)), None)
-    if tar is not None:
-        return read_cifar_archive(path, path.name[: -len(tar)], limit)
-    if "idx3" in lower or "idx1" in lower:
-        return read_idx(path, path.name.removesuffix(".gz"), limit)
-    batch = cifar_file(path)
-    if batch is not None:
-        return read_cifar_files(*batch, name, limit)
-    if lower.endswith((".txt", ".jsonl")):
+    for ending, reader in ENDINGS.items():
+        if name.endswith(ending):
+            return reader, ending
+    if "idx3" in name or "idx1" in name:
+        return read_idx, ".gz" if name.endswith(".gz") else ""
+    if path.name in LABELS:
+        return lambda file, budget: read_cifar_files([file], budget), ""
+    if name.endswith((".txt", ".jsonl")):
         do = "give a Hugging Face directory as --weights or --model hf:DIR"
         raise DataError(expected(str(path), "data of a model of numbers", "texts", do))
-    kinds = (
-        "npz, csv, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz), SVHN's mat or a folder "
-        "of pictures"
-    )
-    raise DataError(expected(str(path), kinds, path.suffix or "no ending"))
-
-
-def _read_folder(path: Path, name: str, limit: int) -> Examples:
-    images = idx_images(path)
-    if images is not None:
-        return read_idx(images, name, limit)
-    batches = cifar_folder(path)
-    if batches is not None:
-        return read_cifar_files(*batches, name, limit)
-    return read_folder(path, name, limit)
+    wanted = "npz, csv, idx (train-images-idx3-ubyte), a CIFAR archive (tar.gz), SVHN's mat"
+    got = path.suffix or "no ending"
+    raise DataError(expected(str(path), f"{wanted} or a folder of pictures", got))

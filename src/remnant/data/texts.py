@@ -6,7 +6,7 @@ The library `tokenizers` is optional (`remnant[text]`) and imported only when a 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,35 @@ def load_texts(
 
     vocabulary, longest: how many tokens the model knows, and how many it takes at a time.
     """
-    path = find(source, data_dir)
+    path, budget = find(source, data_dir), Budget(limit)
+    rows, labels, ids = list[list[int]](), list[int](), dict[str, None]()
+    for where, held in read_lines(path, budget, field):
+        rows.append(_tokens(held, field, tokenizer, where))
+        _check_tokens(rows[-1], vocabulary, longest, where)
+        label, name = held.get("label", 0), held.get("id", f"{path.stem}-{len(labels):05d}")
+        if type(label) is not int or not 0 <= label < 2**31:
+            raise DataError(expected(f"{where}: label", "a class 0, 1, ...", shown(label)))
+        if not isinstance(name, str | int) or isinstance(name, bool):
+            raise DataError(expected(f"{where}: id", "a text", shown(name)))
+        check_id(str(name), where)
+        if str(name) in ids:
+            raise DataError(expected(f"{path}: ids", "different ones", f"{shown(str(name))} twice"))
+        ids[str(name)] = None
+        labels.append(label)
+    budget.take(path, 16 * len(rows) * max(map(len, rows)))
+    return Examples(
+        inputs=padded(rows), labels=torch.tensor(labels), ids=tuple(ids), bounds=None,
+        name=path.stem,
+    )  # fmt: skip
+
+
+def read_lines(path: Path, budget: Budget, field: str) -> list[tuple[str, dict[str, Any]]]:
+    """Where each line of a file of texts stands, and what it holds: of `.jsonl` its object, of
+    `.txt` the line as an object with `field` alone."""
+    objects = path.suffix.lower() == ".jsonl"
     if not path.is_file() or path.suffix.lower() not in ENDINGS:
         got = path.suffix or "a folder or a file without an ending"
         raise DataError(expected(str(path), "texts, a .txt or .jsonl file", shown(got)[1:-1]))
-    budget = Budget(limit)
     try:
         lines = file_bytes(path, budget).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
@@ -101,19 +125,8 @@ def load_texts(
     if not lines:
         raise DataError(expected(f"{path}", "a text a line", "an empty file"))
     budget.take(path, RECORD * len(lines))
-    rows, labels, names = list[list[int]](), list[int](), list[str]()
-    json_lines = path.suffix.lower() == ".jsonl"
-    for number, line in enumerate(lines):
-        where = f"{path}, line {number + 1}"
-        held = _object(line, where) if json_lines else {field: line}
-        rows.append(_checked(_tokens(held, field, tokenizer, where), vocabulary, longest, where))
-        labels.append(_label(held, where))
-        names.append(_name(held, f"{path.stem}-{number:05d}", where))
-    budget.take(path, 16 * len(rows) * max(map(len, rows)))
-    return Examples(
-        inputs=padded(rows), labels=torch.tensor(labels), ids=tuple(_different(names, path)),
-        bounds=None, name=path.stem,
-    )  # fmt: skip
+    named = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+    return [(at, _object(line, at) if objects else {field: line}) for at, line in named]
 
 
 def padded(rows: Sequence[Sequence[int]], length: int = 0) -> Tensor:
@@ -159,7 +172,7 @@ def _tokens(held: dict[str, Any], field: str, tokenizer: Tokenizer | None, where
     return tokens
 
 
-def _checked(tokens: list[int], vocabulary: int, longest: int, where: str) -> list[int]:
+def _check_tokens(tokens: list[int], vocabulary: int, longest: int, where: str) -> None:
     if not 0 <= min(tokens) <= max(tokens) < vocabulary:
         worst = max(tokens) if max(tokens) >= vocabulary else min(tokens)
         wanted = f"tokens below the model's vocabulary, {vocabulary}"
@@ -168,28 +181,3 @@ def _checked(tokens: list[int], vocabulary: int, longest: int, where: str) -> li
     if len(tokens) > longest:
         do = "cut it as training did"
         raise DataError(expected(where, f"at most {longest} tokens", len(tokens), do))
-    return tokens
-
-
-def _label(held: dict[str, Any], where: str) -> int:
-    label = held.get("label", 0)
-    if type(label) is not int or not 0 <= label < 2**31:
-        raise DataError(expected(f"{where}: label", "a class 0, 1, ...", shown(label)))
-    return label
-
-
-def _name(held: dict[str, Any], usual: str, where: str) -> str:
-    name = held.get("id", usual)
-    if not isinstance(name, str | int) or isinstance(name, bool):
-        raise DataError(expected(f"{where}: id", "a text", shown(name)))
-    check_id(str(name), where)
-    return str(name)
-
-
-def _different(names: Sequence[str], path: Path) -> Iterator[str]:
-    seen = set[str]()
-    for name in names:
-        if name in seen:
-            raise DataError(expected(f"{path}: ids", "different ones", f"{shown(name)} twice"))
-        seen.add(name)
-        yield name

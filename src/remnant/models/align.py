@@ -39,30 +39,32 @@ def align(
     model's own names.
     """
     wanted: Shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    # Buffers, and second names of tied parameters.
-    others: Shapes = {
-        name: tuple(b.shape) for name, b in state_of(model).items() if name not in wanted
-    }
-    here, there = _bare([*wanted, *others]), _bare(weights)
+    # And buffers, and second names of tied parameters.
+    every: Shapes = wanted | {name: tuple(b.shape) for name, b in state_of(model).items()}
+    here, there = _bare(every), _bare(weights)
     if all(name in weights for name in wanted):  # tied names left out may leave a common beginning
-        here, there = {n: n for n in [*wanted, *others]}, {n: n for n in weights}
+        here, there = {name: name for name in every}, {name: name for name in weights}
     held = {bare: name for name, bare in there.items()}
     source = {name: held[bare] for name, bare in here.items() if bare in held}
-    taken = {source[name] for name in others if name in source}
+    taken = {there for name, there in source.items() if name not in wanted}
     floats = [n for n, value in weights.items() if value.is_floating_point() and n not in taken]
     if all(name in source for name in wanted):
-        _nothing_left(weights, floats, {source[name] for name in wanted}, wanted, what)
+        used = {source[name] for name in wanted}
+        over = [f"{name} {tuple(weights[name].shape)}" for name in floats if name not in used]
+        if over:
+            raise WeightsError(unmatched(what, {"left over": over}, do=_hint(weights)))
     elif some and weights and all(name in wanted for name in weights):
         source = {name: name for name in weights}
     else:
         source |= _by_order(weights, floats, wanted, what)
-    for name, shape in (wanted | others).items():
-        if name in source and tuple(weights[source[name]].shape) != shape:
-            got = tuple(weights[source[name]].shape)
-            raise WeightsError(expected(f"{what}: {name}", shape, got, _hint(weights)))
-        if name in source and name in wanted and not weights[source[name]].is_floating_point():
-            raise WeightsError(expected(f"{what}: {name}", "floats", weights[source[name]].dtype))
-    return {name: weights[source[name]].detach() for name in [*wanted, *others] if name in source}
+    found = {name: weights[source[name]].detach() for name in every if name in source}
+    for name, value in found.items():
+        if tuple(value.shape) != every[name]:
+            do = _hint(weights)
+            raise WeightsError(expected(f"{what}: {name}", every[name], tuple(value.shape), do))
+        if name in wanted and not value.is_floating_point():
+            raise WeightsError(expected(f"{what}: {name}", "floats", value.dtype))
+    return found
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -115,18 +117,22 @@ def _bare(names: Iterable[str]) -> dict[str, str]:
 
 def _by_order(weights: Weights, names: list[str], wanted: Shapes, what: str) -> dict[str, str]:
     """Which of `names` stands for which parameter, where the shapes in turn are the same."""
-    shapes = list(wanted.values())
-    orders = _orders(names)
+    shapes, orders = {name: tuple(weights[name].shape) for name in names}, _orders(names)
     for order in orders:
-        if [tuple(weights[name].shape) for name in order] == shapes:
+        if [shapes[name] for name in order] == list(wanted.values()):
             if names == sorted(names):
-                _refuse_guess(weights, order, wanted, what)
+                _refuse_guess(order, shapes, wanted, what)
             return dict(zip(wanted, order, strict=True))
-    lacking = [name for name in wanted if name not in weights]
+    do, lacking = _hint(weights), [name for name in wanted if name not in weights]
     if 2 * len(lacking) < len(wanted):  # the names are the model's, but not all of them
         left = {"missing": lacking, "left over": [name for name in names if name not in wanted]}
-        raise WeightsError(unmatched(what, left, do=_hint(weights)))
-    raise WeightsError(_first_mismatch(weights, orders[0], wanted, what))
+        raise WeightsError(unmatched(what, left, do=do))
+    for (name, shape), theirs in zip(wanted.items(), orders[0], strict=False):
+        if shapes[theirs] != shape:
+            got = f"{shapes[theirs]} ({theirs})"
+            raise WeightsError(expected(f"{what}: {name}", shape, got, do))
+    tensors = f"{len(wanted)} tensors, one a parameter"
+    raise WeightsError(expected(what, tensors, len(names), do))
 
 
 def _orders(names: list[str]) -> list[list[str]]:
@@ -135,44 +141,26 @@ def _orders(names: list[str]) -> list[list[str]]:
     safetensors keeps no order: names are read as sorted text, 10 before 2, bias before weight.
     So sorted text is not taken for an order.
     """
-    natural = sorted(names, key=_natural)
-    return [natural] if names == sorted(names) else [names, natural]
+
+    def natural(name: str) -> tuple[list[tuple[int, str]], bool, str]:
+        layer, _, leaf = name.rpartition(".")
+        parts = re.split(r"([0-9]+)", layer)
+        key = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+        return key, leaf != "weight", leaf
+
+    ordered = sorted(names, key=natural)
+    return [ordered] if names == sorted(names) else [names, ordered]
 
 
-def _natural(name: str) -> tuple[list[tuple[int, str]], bool, str]:
-    layer, _, leaf = name.rpartition(".")
-    parts = re.split(r"([0-9]+)", layer)
-    key = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
-    return key, leaf != "weight", leaf
-
-
-def _refuse_guess(weights: Weights, order: list[str], names: Iterable[str], what: str) -> None:
+def _refuse_guess(order: list[str], shapes: Shapes, names: Iterable[str], what: str) -> None:
     """Sorted names order layers of one shape only where numbers tell them apart."""
     seen: dict[tuple[int, ...], str] = {}
     for name in order:
-        shape = tuple(weights[name].shape)
-        other = seen.setdefault(shape, name)
-        if len(shape) > 1 and re.sub("[0-9]+", "#", other) != re.sub("[0-9]+", "#", name):
+        other = seen.setdefault(shapes[name], name)
+        if len(shapes[name]) > 1 and re.sub("[0-9]+", "#", other) != re.sub("[0-9]+", "#", name):
             wanted = f"names that say which of {other} and {name} comes first"
             do = f"name them as the model does: {', '.join(names)}"
-            raise WeightsError(expected(what, wanted, f"{shape} twice", do))
-
-
-def _nothing_left(
-    weights: Weights, names: list[str], used: set[str], wanted: Shapes, what: str
-) -> None:
-    over = [f"{name} {tuple(weights[name].shape)}" for name in names if name not in used]
-    if over:
-        raise WeightsError(unmatched(what, {"left over": over}, do=_hint(weights)))
-
-
-def _first_mismatch(weights: Weights, order: list[str], wanted: Shapes, what: str) -> str:
-    for (name, shape), theirs in zip(wanted.items(), order, strict=False):
-        if tuple(weights[theirs].shape) != shape:
-            got = f"{tuple(weights[theirs].shape)} ({theirs})"
-            return expected(f"{what}: {name}", shape, got, _hint(weights))
-    got = f"{len(order)}"
-    return expected(what, f"{len(wanted)} tensors, one a parameter", got, _hint(weights))
+            raise WeightsError(expected(what, wanted, f"{shapes[name]} twice", do))
 
 
 def unmatched(what: str, names: Mapping[str, Iterable[str]], *, most: int = 3, do: str = "") -> str:

@@ -7,51 +7,44 @@ the names in the files into the names of its modules, which differ since its ver
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from remnant.errors import InputError, WeightsError, expected
+from remnant.errors import InputError, RemnantError, WeightsError, expected
 from remnant.models.align import unmatched
 from remnant.models.weights import read_tensors
 from remnant.untrusted import json_file, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 
 
-def read_hf(
-    directory: str | os.PathLike[str],
-    *,
-    base: str | os.PathLike[str] | nn.Module | None = None,
-    strict: bool = True,
-) -> nn.Module:
+def read_hf(directory: str | os.PathLike[str], *, strict: bool = True) -> nn.Module:
     """The module in evaluation mode that `save_pretrained` wrote to a directory.
 
-    An adapter by `peft` is merged into its base: `base` is that module or its directory, by default
-    the directory that the adapter names. strict: weights that are missing or left over are an
-    error; without it, what is missing keeps random values (a new head on a pretrained body).
-    Attention is computed step by step ("eager"), because attacks differentiate it twice.
+    An adapter by `peft` is merged into its base, the directory that it names. strict: weights that
+    are missing or left over are an error; without it, what is missing keeps random values (a new
+    head on a pretrained body). Attention is computed step by step ("eager"), because attacks
+    differentiate it twice.
     """
     source = Path(directory)
     if (source / ADAPTER).is_file():
-        return _adapted(source, base, strict)
+        return _adapted(source)
     if not (source / CONFIG).is_file():
         got = f"a folder without {CONFIG}" if source.is_dir() else "none"
         raise WeightsError(expected(f"{source}", f"a directory with {CONFIG}", got))
     stated = json_file(source / CONFIG, WeightsError)
     weights = _stored(source)
     with _quiet_library() as transformers:
-        model = _loaded(transformers, source, stated, weights, strict)
-    return model.eval()
+        return _loaded(transformers, source, stated, weights, strict).eval()
 
 
 def small_gpt2(*, vocabulary: int, longest: int, width: int, layers: int, seed: int) -> nn.Module:
@@ -83,12 +76,11 @@ def _loaded(
     strict: bool,
 ) -> nn.Module:
     """The architecture that `stated` names, filled with `weights`."""
-    _check_config(source, stated, len(weights))
-    kind = _architecture(transformers, source, stated)
+    kind = _architecture(transformers, source, stated, len(weights))
     wide = torch.float32
     for value in weights.values():
         wide = torch.promote_types(wide, value.dtype) if value.is_floating_point() else wide
-    try:
+    with _any_fault(f"{source}: {stated['model_type']}", "weights of its config.json"):
         # Names with an underscore steer the library (kernels to fetch): they describe no model.
         plain = {key: value for key, value in stated.items() if not key.startswith("_")}
         config = transformers.CONFIG_MAPPING[stated["model_type"]].from_dict(plain)
@@ -104,11 +96,6 @@ def _loaded(
             ignore_mismatched_sizes=True,  # they are told below, by name
             output_loading_info=True,
         )
-    except (InputError, WeightsError):
-        raise
-    except Exception as error:  # the library raises anything for a configuration that is off
-        what, wanted = f"{source}: {stated['model_type']}", "weights of its config.json"
-        raise WeightsError(expected(what, wanted, _fault(error))) from error
     if info["mismatched_keys"]:
         name, got, own = min(info["mismatched_keys"])  # a set: the first by name, always the same
         raise WeightsError(expected(f"{source}: {name}", tuple(own), tuple(got)))
@@ -121,11 +108,9 @@ def _loaded(
 
 def _stored(source: Path) -> dict[str, Tensor]:
     """All tensors of model.safetensors, or of the parts that its index lists."""
-    whole, index = source / "model.safetensors", source / "model.safetensors.index.json"
-    if whole.is_file():
-        return read_tensors(whole)
-    if not index.is_file():
-        for name in ("pytorch_model.bin", "model.bin"):
+    index = source / "model.safetensors.index.json"
+    if not index.is_file() or (source / "model.safetensors").is_file():
+        for name in ("model.safetensors", "pytorch_model.bin", "model.bin"):
             if (source / name).is_file():
                 return read_tensors(source / name)
         raise WeightsError(expected(f"{source}", "model.safetensors or its index", "neither"))
@@ -144,23 +129,21 @@ def _stored(source: Path) -> dict[str, Tensor]:
     return held
 
 
-def _check_config(source: Path, stated: dict[str, Any], tensors: int) -> None:
-    """Refuse what would run or fetch code, and sizes that the weights cannot have."""
+def _architecture(transformers: Any, source: Path, stated: dict[str, Any], tensors: int) -> Any:
+    """The class of the installed transformers that the configuration names. What would run or fetch
+    code is refused, and layers that so many tensors cannot fill."""
+    what, named = f"{source / CONFIG}", stated.get("architectures")
     if not isinstance(stated.get("model_type"), str):
-        got = shown(stated.get("model_type"))
-        raise WeightsError(expected(f"{source / CONFIG}: model_type", "a name", got))
+        raise WeightsError(
+            expected(f"{what}: model_type", "a name", shown(stated.get("model_type")))
+        )
     if stated.get("quantization_config") is not None:
         do = "save the model dequantised"
-        raise WeightsError(expected(f"{source / CONFIG}", "plain weights", "quantised ones", do))
+        raise WeightsError(expected(what, "plain weights", "quantised ones", do))
     for name, value in stated.items():
         if "layer" in name and type(value) is int and value > tensors:
             wanted = f"at most one a tensor, {tensors}"
-            raise WeightsError(expected(f"{source / CONFIG}: {name[:40]}", wanted, shown(value)))
-
-
-def _architecture(transformers: Any, source: Path, stated: dict[str, Any]) -> Any:
-    """The class of the installed transformers that the configuration names."""
-    named = stated.get("architectures")
+            raise WeightsError(expected(f"{what}: {name[:40]}", wanted, shown(value)))
     name = named[0] if isinstance(named, list) and named else None
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
@@ -168,7 +151,7 @@ def _architecture(transformers: Any, source: Path, stated: dict[str, Any]) -> An
         do = "code of the hub is never run; give --model file.py:factory and its weights"
         wanted = f"an architecture of transformers {transformers.__version__}"
         got = f"{shown(name)} of {shown(stated['model_type'])}"
-        raise WeightsError(expected(f"{source / CONFIG}", wanted, got, do))
+        raise WeightsError(expected(what, wanted, got, do))
     return kind
 
 
@@ -180,53 +163,51 @@ def _check_size(source: Path, size: int, weights: dict[str, Tensor], *, most: in
         raise WeightsError(expected(f"{source / CONFIG}", wanted, f"one of {size}"))
 
 
-def _adapted(
-    source: Path, base: str | os.PathLike[str] | nn.Module | None, strict: bool
-) -> nn.Module:
+def _adapted(source: Path) -> nn.Module:
     """The adapter in `source` merged into its base."""
     stated = json_file(source / ADAPTER, WeightsError)
-    if base is None:
-        named = stated.get("base_model_name_or_path")
-        if not isinstance(named, str) or not (Path(named) / CONFIG).is_file():
-            do = "give the base model's directory too"
-            got = f"the name {shown(named)}"
-            raise WeightsError(expected(f"{source / ADAPTER}", "a base on this disk", got, do))
-        base = named
-    model = base if isinstance(base, nn.Module) else read_hf(base, strict=False)
+    base = stated.get("base_model_name_or_path")
+    if not isinstance(base, str) or not (Path(base) / CONFIG).is_file():
+        do = f"write the base model's directory into {ADAPTER}"
+        got = f"the name {shown(base)}"
+        raise WeightsError(expected(f"{source / ADAPTER}", "a base on this disk", got, do))
+    model = read_hf(base, strict=False)
     weights = read_tensors(source / "adapter_model.safetensors")
-    with _quiet_library():
+    with _quiet_library(), _any_fault(f"{source}", "an adapter that fits its base"):
         peft = _installed("peft")
-        try:
-            kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[stated["peft_type"]]
-            # Its own start is replaced at once; some are computed from data or fetched.
-            plain = stated | {"inference_mode": True, "init_lora_weights": True}
-            plain = {key: plain[key] for key in plain if key in kind.__dataclass_fields__}
-            whole = peft.PeftModel(model, kind(**plain))
-            result = peft.set_peft_model_state_dict(whole, weights)
-            missing = [name for name in result.missing_keys if ".lora_" in name]
-            if strict and (missing or result.unexpected_keys):
-                left = {"missing": missing, "left over": result.unexpected_keys}
-                raise WeightsError(unmatched(f"{source}", left))
-            merged: nn.Module = whole.merge_and_unload()
-        except WeightsError:
-            raise
-        except Exception as error:  # the library raises anything for a configuration that is off
-            wanted = "an adapter that fits its base"
-            raise WeightsError(expected(f"{source}", wanted, _fault(error))) from error
+        kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[stated["peft_type"]]
+        # Its own start is replaced at once; some are computed from data or fetched.
+        plain = stated | {"inference_mode": True, "init_lora_weights": True}
+        plain = {key: plain[key] for key in plain if key in kind.__dataclass_fields__}
+        whole = peft.PeftModel(model, kind(**plain))
+        result = peft.set_peft_model_state_dict(whole, weights)
+        missing = [name for name in result.missing_keys if ".lora_" in name]
+        if missing or result.unexpected_keys:
+            left = {"missing": missing, "left over": result.unexpected_keys}
+            raise WeightsError(unmatched(f"{source}", left))
+        merged: nn.Module = whole.merge_and_unload()
     return merged.eval().requires_grad_()
+
+
+@contextmanager
+def _any_fault(what: str, wanted: str) -> Iterator[None]:
+    """These libraries raise anything for a configuration that is off: it becomes one line."""
+    try:
+        yield
+    except RemnantError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise WeightsError(expected(what, wanted, f"a fault ({said})")) from error
 
 
 def _installed(name: str) -> Any:
     """A library that only these files need."""
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError:
-        do = "pip install 'remnant[text]'"
-        raise InputError(
-            expected("a Hugging Face directory", f"{name} installed", "none", do)
-        ) from None
+        what, do = "a Hugging Face directory", "pip install 'remnant[text]'"
+        raise InputError(expected(what, f"{name} installed", "none", do)) from None
 
 
 @contextmanager
@@ -246,8 +227,3 @@ def _quiet_library() -> Iterator[Any]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
-
-
-def _fault(error: Exception) -> str:
-    """A library's error in one short line."""
-    return f"a fault ({' '.join(str(error).split())[:200] or type(error).__name__})"

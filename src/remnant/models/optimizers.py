@@ -41,28 +41,32 @@ def read_optimizer(path: str | os.PathLike[str], model: nn.Module) -> Saved | No
     if held is None:
         return None
     states, groups = held["state"], held["param_groups"]
-    order = [index for group in groups for index in group["params"]]
-    names = _names(path, model, states, groups)
-    gradient = dict[str, Tensor]()
-    own = dict(model.named_parameters())
-    for index in order:
-        name, state = names[index], states.get(index, {})
-        _check_kind(path, groups, state)
-        found = next((state[key] for key in _SUMS if isinstance(state.get(key), Tensor)), None)
-        gradient[name] = own[name].detach() * 0 if found is None else found.float()
-        if tuple(gradient[name].shape) != tuple(own[name].shape):
-            what, got = f"{path}: {name}", tuple(gradient[name].shape)
-            raise WeightsError(expected(what, tuple(own[name].shape), got))
-    if not any(bool(value.any()) for value in gradient.values()):
-        raise WeightsError(expected(f"{path}", "an optimizer with exp_avg", "one without sums"))
-    rest = {name: p.detach() * 0 for name, p in own.items() if name not in gradient}
-    before = {name: p.detach().clone() for name, p in own.items()}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradient = {name: value * 0 for name, value in before.items()}
+    whose = "SGD's momentum_buffer"
+    names = _names(path, model, states, [index for group in groups for index in group["params"]])
     for group in groups:
         for index in group["params"]:
             name, state = names[index], states.get(index, {})
-            undone = _undone(group, state, before[name].double(), gradient[name].double())
+            total = _sum_of(state)
+            if total is None:
+                continue
+            _check_kind(path, groups, state)
+            if total.shape != before[name].shape:
+                shape, got = tuple(before[name].shape), tuple(total.shape)
+                raise WeightsError(expected(f"{path}: {name}", shape, got))
+            undone = _undone(group, state, before[name].double(), total.float().double())
             before[name], gradient[name] = (value.float() for value in undone)
-    return Saved(gradient=gradient | rest, before=before, whose=_whose(states))
+            if total is state.get("exp_avg") and whose.startswith("SGD"):
+                step = int(_number(state.get("step")))
+                whose = f"Adam's exp_avg, saved after {step} step{'' if step == 1 else 's'}"
+    if not any(bool(value.any()) for value in gradient.values()):
+        raise WeightsError(expected(f"{path}", "an optimizer with exp_avg", "one without sums"))
+    return Saved(gradient=gradient, before=before, whose=whose)
+
+
+def _sum_of(state: State) -> Tensor | None:
+    return next((state[key] for key in _SUMS if isinstance(state.get(key), Tensor)), None)
 
 
 def _check_kind(path: object, groups: Sequence[State], state: State) -> None:
@@ -70,62 +74,43 @@ def _check_kind(path: object, groups: Sequence[State], state: State) -> None:
     (RMSprop), of a gradient turned round, or undone otherwise (NAdam, RAdam, Adamax)."""
     own = {"exp_avg", "exp_avg_sq"} <= state.keys() and all("amsgrad" in g for g in groups)
     plain = "momentum_buffer" in state and all("nesterov" in g for g in groups)
-    kept = any(isinstance(state.get(key), Tensor) for key in _SUMS)
-    if kept and (not (own or plain) or any(g.get("maximize") for g in groups)):
+    if not (own or plain) or any(g.get("maximize") for g in groups):
         wanted = "an optimizer of Adam, AdamW or SGD with momentum that minimises"
         raise WeightsError(expected(f"{path}", wanted, "another kind"))
 
 
-def _whose(states: State) -> str:
-    for state in states.values():
-        if isinstance(state.get("exp_avg"), Tensor):
-            step = int(state.get("step", 0))
-            return f"Adam's exp_avg, saved after {step} step{'' if step == 1 else 's'}"
-    return "SGD's momentum_buffer"
-
-
 def _optimizer_in(held: object) -> State | None:
+    """The optimizer's own table, out of a checkpoint or as the whole file."""
     for key in _WRAPPERS:
         inner = held.get(key) if isinstance(held, Mapping) else None
         if isinstance(inner, list) and len(inner) == 1:
             inner = inner[0]
         held = inner if isinstance(inner, Mapping) else held
-    if not isinstance(held, Mapping) or not {"state", "param_groups"} <= held.keys():
-        return None
-    groups, states = held["param_groups"], held["state"]
-    good = isinstance(groups, list) and isinstance(states, Mapping)
-    good = good and all(isinstance(state, Mapping) for state in states.values())
-    return held if good and all(_is_group(group) for group in groups) else None
+    match held:
+        case {"state": Mapping() as states, "param_groups": list() as groups}:
+            tables = [*states.values(), *groups]
+            lists = [g.get("params") for g in groups if isinstance(g, Mapping)]
+            good = all(isinstance(table, Mapping) for table in tables) and all(
+                isinstance(own, list) and all(type(index) is int for index in own) for own in lists
+            )
+            return held if good else None
+    return None
 
 
-def _is_group(group: object) -> bool:
-    return isinstance(group, Mapping) and isinstance(group.get("params"), list) and all(
-        type(index) is int for index in group["params"]
-    )  # fmt: skip
-
-
-def _names(
-    path: object, model: nn.Module, states: State, groups: Sequence[State]
-) -> dict[int, str]:
+def _names(path: object, model: nn.Module, states: State, order: Sequence[int]) -> dict[int, str]:
     """Which parameter each number stands for: all in the model's order, or matrices first and
     vectors (biases, norms), which do not decay, in a second group."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    split = [n for n, p in trained if p.ndim > 1] + [n for n, p in trained if p.ndim < 2]
-    order = [index for group in groups for index in group["params"]]
-    shapes = {name: tuple(p.shape) for name, p in trained}
-    for names in ([name for name, _ in trained], split):
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    split = sorted(trained, key=lambda name: trained[name].ndim < 2)
+    for names in (list(trained), split):
         if len(names) == len(order) == len(set(order)):
-            pairs = zip(order, names, strict=True)
-            if all(_shape(states.get(i)) in (None, shapes[name]) for i, name in pairs):
-                return dict(zip(order, names, strict=True))
+            found = dict(zip(order, names, strict=True))
+            sums = {name: _sum_of(states.get(index, {})) for index, name in found.items()}
+            if all(total is None or total.shape == trained[n].shape for n, total in sums.items()):
+                return found
     do = "give the optimizer that was saved beside the model"
     wanted = f"a state for each of the model's {len(trained)} parameters, in their order"
     raise WeightsError(expected(f"{path}", wanted, f"{len(order)} others", do))
-
-
-def _shape(state: State | None) -> tuple[int, ...] | None:
-    value = next((state[key] for key in _SUMS if key in state), None) if state else None
-    return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _undone(group: State, state: State, value: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,9 +121,9 @@ def _undone(group: State, state: State, value: Tensor, total: Tensor) -> tuple[T
         ahead = 1.0 + _number(group.get("momentum")) if group.get("nesterov") else 1.0
         before = value + rate * ahead * total
         return before, total - decay * before
-    mean, square, betas = state.get("exp_avg"), state.get("exp_avg_sq"), group.get("betas")
+    mean, square, betas = state["exp_avg"], state["exp_avg_sq"], group.get("betas")
     pair = isinstance(betas, tuple | list) and len(betas) == 2
-    if not isinstance(mean, Tensor) or not isinstance(square, Tensor) or not pair:
+    if not isinstance(square, Tensor) or not pair:
         return value, total
     steps = _number(state.get("step"))
     first, second = (1 - _number(beta) ** steps for beta in betas or ())

@@ -1,10 +1,10 @@
 """What a pickle would make, without making it: values, and calls that are only written down.
 
-A pickle is a program for a small stack machine. Python's own, in Python, runs here, but of its
-instructions only those in the tables below: a name and its arguments become a `Call`, and nothing that a
-file names is imported or called. Every instruction leaves at most one small value behind, so what
-comes out is no larger than what went in (parts may be shared, and must not be walked through again
-and again).
+A pickle is a program for a small stack machine. Python's own (the one in Python) runs here, with
+only the instructions in the tables below: a name and its arguments become a `Call`, and nothing
+that a file names is imported or called. Every instruction leaves at most one small value behind, so
+what comes out is no larger than what went in (parts may be shared, and must not be walked through
+again and again).
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ def pickled(
     return _Machine(stream, known, most, [] if seen is None else seen).load()
 
 
-class _Machine(pickle._Unpickler):  # type: ignore[misc, valid-type]
+class _Machine(pickle._Unpickler):
     """Python's machine, with every instruction that would import, call, hash or change what a file
     says replaced."""
 
     stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class _Machine(pickle._Unpickler):  # type: ignore[misc, valid-type]
         return Name(f"{module}.{name}")
 
     def persistent_load(self, key: Any) -> Reference:
-        return self.noted(Reference(key))
+        reference: Reference = self.noted(Reference(key))
+        return reference
 
     def noted(self, value: Any) -> Any:
         self.seen.append(value)
@@ -158,11 +160,8 @@ _REPLACED: dict[str, Callable[[_Machine], None]] = {
     "APPENDS": lambda m: m.extend(m.pop_mark()),
     "ADDITEMS": lambda m: m.extend(m.pop_mark()),
 }
-_PYTHONS = pickle._Unpickler.dispatch  # type: ignore[attr-defined]
-_Machine.dispatch = {
-    **{
-        getattr(pickle, name)[0]: _PYTHONS[getattr(pickle, name)[0]]
-        for name in _AS_THEY_ARE.split()
-    },
-    **{getattr(pickle, name)[0]: step for name, step in _REPLACED.items()},
+_STEPS: dict[int, Any] = {
+    code: pickle._Unpickler.dispatch[code]
+    for code in (getattr(pickle, name)[0] for name in _AS_THEY_ARE.split())
 }
+_Machine.dispatch = _STEPS | {getattr(pickle, name)[0]: step for name, step in _REPLACED.items()}
