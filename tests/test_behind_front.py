@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from remnant import NTK, Gradient, Knowledge, Status, Target, capture
-from remnant.models.parts import before_dense
 from remnant.models.residual import freeze_norms, residual
+from remnant.models.stack import before_dense
 from remnant.solvers.dense.output_layer import recover_output
 from seeding import seeded
 

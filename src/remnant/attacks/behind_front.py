@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.outcome import model_box, nothing
-from remnant.models.parts import Parts, before_dense
+from remnant.models.stack import Parts, before_dense
 from remnant.solvers.dense.output_layer import recover_output
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
 from remnant.solvers.descent.front import FrontMatching, match_front

@@ -144,13 +144,13 @@ def _architecture(transformers: Any, source: Path, stated: dict[str, Any], tenso
         if "layer" in name and type(value) is int and value > tensors:
             wanted = f"at most one a tensor, {tensors}"
             raise WeightsError(expected(f"{what}: {name[:40]}", wanted, shown(value)))
-    name = named[0] if isinstance(named, list) and named else None
-    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    first = named[0] if isinstance(named, list) and named else None
+    kind = getattr(transformers, first, None) if isinstance(first, str) else None
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not known or stated["model_type"] not in transformers.CONFIG_MAPPING:
         do = "code of the hub is never run; give --model file.py:factory and its weights"
         wanted = f"an architecture of transformers {transformers.__version__}"
-        got = f"{shown(name)} of {shown(stated['model_type'])}"
+        got = f"{shown(first)} of {shown(stated['model_type'])}"
         raise WeightsError(expected(what, wanted, got, do))
     return kind
 

@@ -55,27 +55,28 @@ def trap(
     last_activation: of the last hidden layer, `activation` without one. output_bias: the M of
     Remark 1; large, it keeps every residual away from 0 and of one sign.
     """
-    last = last_activation or activation
     split, scale = _rule(activation) if hidden > 1 else (False, 1.0)
-    _check_room(inputs, width, hidden, split)
-    if output_bias and not biases:
-        raise InputError(expected("malicious model", "biases for an output bias", "biases=False"))
-    z = torch.randn(width, inputs, generator=generator, dtype=torch.float64)
-    matrices = _pass_through(inputs, width, hidden - 1, split, scale)
-    both = torch.cat([z, -z], dim=1) if split else z
-    before = width if hidden > 1 else inputs
-    matrices.append(nn.functional.pad(both, (0, before - both.shape[1])))
-    matrices.append(torch.full((1, width), 1 / width, dtype=torch.float64))
-    names = [activation] * (hidden - 1) + [last]
-    model = _network(matrices, names, output_bias, biases).to(dtype)
-    return Trap(model=model, directions=z, scale=scale)
-
-
-def _check_room(inputs: int, width: int, hidden: int, split: bool) -> None:
     room = 2 * inputs if split else inputs
     if hidden < 1 or (hidden > 1 and width < room):
         wanted = f"one hidden layer or more, {room} wide or more for {inputs} inputs"
         raise InputError(expected("malicious model", wanted, f"{hidden}, {width} wide"))
+    if output_bias and not biases:
+        raise InputError(expected("malicious model", "biases for an output bias", "biases=False"))
+    z = torch.randn(width, inputs, generator=generator, dtype=torch.float64)
+    eye = torch.eye(inputs, dtype=torch.float64)
+    pair = torch.cat([eye, -eye]) if split else eye
+    through = [pair, *[pair @ pair.T / scale if split else eye] * (hidden - 2)][: hidden - 1]
+    blocks = [*through, torch.cat([z, -z], dim=1) if split else z]
+    sizes = [inputs, *[width] * hidden]
+    modules: list[nn.Module] = [nn.Flatten()]
+    names = [activation] * (hidden - 1) + [last_activation or activation]
+    for block, name, before in zip(blocks, names, sizes, strict=False):
+        weight = torch.zeros(width, before, dtype=torch.float64)
+        weight[: block.shape[0], : block.shape[1]] = block
+        modules += [_layer(weight, 0.0 if biases else None), named_activation(name)]
+    head = torch.full((1, width), 1 / width, dtype=torch.float64)
+    model = nn.Sequential(*modules, _layer(head, output_bias if biases else None)).to(dtype)
+    return Trap(model=model, directions=z, scale=scale)
 
 
 def _rule(name: str) -> tuple[bool, float]:
@@ -91,31 +92,13 @@ def _rule(name: str) -> tuple[bool, float]:
     return True, float(slopes[0])
 
 
-def _pass_through(d: int, width: int, count: int, split: bool, scale: float) -> list[Tensor]:
-    """Weights of the `count` layers before the last hidden one."""
-    eye = torch.eye(d, dtype=torch.float64)
-    pair = torch.cat([eye, -eye]) if split else eye
-    matrices = []
-    for i in range(count):
-        block = pair if i == 0 else (pair @ pair.T / scale if split else eye)
-        matrix = torch.zeros(width, d if i == 0 else width, dtype=torch.float64)
-        matrix[: block.shape[0], : block.shape[1]] = block
-        matrices.append(matrix)
-    return matrices
-
-
 @torch.no_grad()
-def _network(
-    matrices: list[Tensor], activations: list[str], output_bias: float, biases: bool
-) -> nn.Sequential:
-    modules: list[nn.Module] = [nn.Flatten()]
-    for i, matrix in enumerate(matrices):
-        layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=biases, device="meta")
-        layer = layer.double().to_empty(device="cpu")
-        layer.weight.copy_(matrix)
-        if biases:
-            layer.bias.fill_(output_bias if i == len(matrices) - 1 else 0.0)
-        modules.append(layer)
-        if i < len(activations):
-            modules.append(named_activation(activations[i]))
-    return nn.Sequential(*modules)
+def _layer(weight: Tensor, bias: float | None) -> nn.Linear:
+    """A dense layer of these weights, all its biases alike."""
+    rows, columns = weight.shape
+    layer = nn.Linear(columns, rows, bias=bias is not None, device="meta")
+    layer = layer.double().to_empty(device="cpu")
+    layer.weight.copy_(weight)
+    if bias is not None:
+        layer.bias.fill_(bias)
+    return layer

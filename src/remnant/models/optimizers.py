@@ -20,7 +20,7 @@ from remnant.models.weights import TORCH_SUFFIXES, read_saved
 _WRAPPERS = ("optimizer", "optimizer_state_dict", "optimizer_states")
 _SUMS = ("exp_avg", "momentum_buffer")
 
-State = Mapping[str, Any]
+State = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,11 +89,11 @@ def _optimizer_in(held: object) -> State | None:
     match held:
         case {"state": Mapping() as states, "param_groups": list() as groups}:
             tables = [*states.values(), *groups]
-            lists = [g.get("params") for g in groups if isinstance(g, Mapping)]
+            lists = [g.get("params", None) for g in groups if isinstance(g, Mapping)]
             good = all(isinstance(table, Mapping) for table in tables) and all(
                 isinstance(own, list) and all(type(index) is int for index in own) for own in lists
             )
-            return held if good else None
+            return {"state": states, "param_groups": groups} if good else None
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remnant.models.parts import Parts
+from remnant.models.stack import Parts
 from remnant.progress import task
 from remnant.solvers.descent.matching import Bounds, total_variation
 from remnant.training.losses import loss_named
