@@ -10,10 +10,9 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from remnant.attacks import GLM, Informed
 from remnant.auditing import Case, Plan, assess, audit, preflight
-from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.fitting import fit_of_records, margins
-from remnant.auditing.left_out import chosen_rows, rows_left_out
-from remnant.auditing.playing import play
+from remnant.auditing.playing import OutOfTimeError, Stage, at_most, play, rows_left_out
+from remnant.auditing.strangers import strangers_of
 from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build
@@ -130,12 +129,13 @@ def test_mini_batches_leave_out_the_last_record_alone():
 
 def test_who_is_left_out_is_drawn_by_the_seed_or_named():
     case = case_of(replayable())
-    drawn = chosen_rows(case, None, 3, 0)
-    assert drawn == chosen_rows(case, 3, 9, 0) != chosen_rows(case, 3, 9, 1)
-    assert len(set(chosen_rows(case, 500, 3, 0))) == 20
-    assert chosen_rows(case, (case.truth.ids[7],), 3, 0) == [7]
+    leave = Informed.about.leave_one
+    drawn = rows_left_out(case, leave, None, 0)
+    assert drawn == rows_left_out(case, leave, 3, 0) != rows_left_out(case, leave, 3, 1)
+    assert len(set(rows_left_out(case, leave, 500, 0))) == 20
+    assert rows_left_out(case, leave, (case.truth.ids[7],), 0) == [7]
     with pytest.raises(InputError, match="ids of records, got 'nobody'"):
-        chosen_rows(case, ("nobody",), 3, 0)
+        rows_left_out(case, leave, ("nobody",), 0)
 
 
 def test_a_known_record_that_comes_back_for_another_is_not_recovered():
@@ -194,7 +194,8 @@ def test_the_twin_of_a_linear_model_leaks(tmp_path, estimator, labels):
     twin = GLM().twin(case.scene, strangers, seeded())
     swapped = replace(case, target=twin, truth=strangers, holdout=case.truth, public=case.truth)
     run = open_run(tmp_path / "run", {})
-    found = play(swapped, "glm", GLM(), Plan(targets=20), run)
+    plan, others = Plan(targets=20), strangers_of(swapped)
+    found = play(Stage(case=swapped, strangers=others, plan=plan, run=run), "glm", GLM())
     score = assess(
         found, attack="glm", truth=strangers, holdout=case.truth, public=case.truth,
         generator=seeded(),

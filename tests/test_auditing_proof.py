@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from remnant.auditing.case import Case, halves
-from remnant.auditing.disguises import better_preparation, disguises, reordered
 from remnant.auditing.explained import explained, known_of_layer, unexplained
-from remnant.auditing.playing import Plan
-from remnant.auditing.proof import claims_of, in_disguise, marks, prove, undisguised
-from remnant.auditing.run import _score
-from remnant.auditing.strangers import strangers_of
+from remnant.auditing.preparation import explains_better, prepared
+from remnant.auditing.proof import claims_of, marks, proved
+from remnant.auditing.strangers import strangers_of, turned, turns_of
 from remnant.auditing.written import written
 from remnant.data import load, split
 from remnant.errors import InputError
@@ -124,35 +122,38 @@ PREPARED = {
 def test_records_that_came_back_in_disguise_are_recognised(name):
     case = case_of()
     back = found_in(case, PREPARED[name](SIDES.train.inputs))
-    truth, words = undisguised(case, back, strangers_of(case))
-    assert words == name
-    assert claims_of(back, truth, strangers_of(case)).count == len(SIDES.train)
+    seen = prepared(case, back, strangers_of(case))
+    assert seen.case.prepared == name
+    assert torch.equal(seen.strangers.public.inputs, PREPARED[name](SIDES.public.inputs))
+    assert claims_of(back, seen.case.truth, seen.strangers).count == len(SIDES.train)
 
 
 def test_what_came_back_as_it_is_has_no_disguise():
     case = case_of()
-    back = found_in(case, SIDES.train.inputs)
-    assert undisguised(case, back, strangers_of(case))[1] == ""
-    others = found_in(case, SIDES.holdout.inputs[:20])
-    assert undisguised(case, others, strangers_of(case))[1] == ""
+    for inputs in (SIDES.train.inputs, SIDES.holdout.inputs[:20]):
+        seen = prepared(case, found_in(case, inputs), strangers_of(case))
+        assert (seen.case, seen.tries) == (case, 1)
 
 
 def test_a_record_sought_by_name_is_taken_as_it_is():
     case = case_of()
     mirrored = SIDES.train.inputs.flip(-1)
     back = found_in(case, mirrored, targets=list(SIDES.train.ids))
-    assert undisguised(case, back, strangers_of(case)) == (case.truth, "")
+    assert prepared(case, back, strangers_of(case)).case is case
 
 
 def test_every_disguise_that_was_tried_counts_as_a_chance():
     case = case_of()
     back = found_in(case, SIDES.train.inputs[:1].flip(-1), error=0.3)  # so wide that chance shows
-    seen = replace(case, truth=replace(case.truth, inputs=case.truth.inputs.flip(-1)))
-    finding = _score(seen, "ntk", back, Plan(), strangers_of(case))
-    told = prove(seen, back, finding, strangers_of(case), "mirrored").summary["proof"]
-    alone = claims_of(back, seen.truth, in_disguise(strangers_of(case), "mirrored")).chance
+    seen = replace(case, truth=turned(case.truth, "mirrored"), prepared="mirrored")
+    others = strangers_of(case).turned("mirrored")
+    alone = claims_of(back, seen.truth, others).chance
     assert 0 < alone < 1
-    assert told["chance"] == pytest.approx(min(1.0, (1 + len(list(disguises(case.truth)))) * alone))
+    told = proved(seen, "ntk", back, others, tries=9).summary["proof"]
+    assert told["chance"] == pytest.approx(min(1.0, 9 * alone))
+    assert told["disguise"] == "mirrored"
+    sure = found_in(case, SIDES.train.inputs.flip(-1))
+    assert prepared(case, sure, strangers_of(case)).tries > len(turns_of(case.truth))
 
 
 def test_candidates_without_marks_are_not_certified():
@@ -164,19 +165,14 @@ def test_candidates_without_marks_are_not_certified():
 
 def test_colours_and_flat_squares_are_images_too():
     colours = Examples(inputs=torch.rand(2, 3, 4, 4), labels=torch.zeros(2).long(), ids=("a", "b"))
-    names = dict(disguises(colours))
-    assert torch.equal(names["in the other order of channels (RGB, BGR)"], colours.inputs.flip(1))
+    order = "in the other order of channels (RGB, BGR)"
+    assert torch.equal(turned(colours, order).inputs, colours.inputs.flip(1))
+    assert order not in turns_of(SIDES.train)
     flat = replace(SIDES.train, inputs=SIDES.train.inputs.flatten(1))
-    turned = dict(disguises(flat))["transposed"]
-    assert torch.equal(turned.reshape(-1, 1, 8, 8), SIDES.train.inputs.transpose(-1, -2))
+    back = turned(flat, "transposed").inputs.reshape(-1, 1, 8, 8)
+    assert torch.equal(back, SIDES.train.inputs.transpose(-1, -2))
     table = replace(SIDES.train, inputs=torch.rand(20, 7), bounds=None)
-    assert not list(disguises(table))
-
-
-def test_columns_in_another_order_have_the_same_numbers():
-    rows = torch.randn(5, 9, generator=seeded())
-    assert reordered(rows, rows[:, torch.randperm(9, generator=seeded())], 1e-6) == 5
-    assert reordered(rows, torch.randn(5, 9, generator=seeded(3)), 1e-6) == 0
+    assert not turns_of(table)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +185,13 @@ def test_columns_in_another_order_have_the_same_numbers():
 def test_a_forgotten_mean_is_named(given, words):
     case = case_of()
     wrong = replace(case, target=replace(case.target, **given))
-    assert words in better_preparation(wrong, "ntk")
-    assert better_preparation(case, "ntk") is None
+    assert words in explains_better(wrong, "ntk")
+    assert explains_better(case, "ntk") is None
 
 
 def test_mirrored_data_is_named_by_the_first_layer():
     like = replace(SIDES.train, inputs=SIDES.train.inputs.flip(-1))
-    assert "mirrored" in better_preparation(case_of(truth=like), "ntk")
+    assert "mirrored" in explains_better(case_of(truth=like), "ntk")
 
 
 def test_near_copies_are_left_out_and_named():
@@ -273,9 +269,9 @@ def test_records_that_stand_in_the_weights_are_read(how, centred):
         public=SIDES.public,
         loss="ce",
     )
-    read, claims = written(case, strangers_of(case))
+    read, finding = written(case, strangers_of(case))
     assert sorted(read.stated.targets) == sorted(SIDES.train.ids[:6])
-    assert claims.chance < 1e-6
+    assert finding.summary["proof"]["chance"] < 1e-6
     other = replace(case, truth=SIDES.train.take(range(6, 20)))
     assert written(other, strangers_of(other)) is None
 
@@ -290,7 +286,7 @@ def test_an_adversary_who_knows_the_others_is_not_compared_with_strangers():
     case = case_of()
     ids = list(SIDES.train.ids[:2])
     near = found_in(case, SIDES.train.inputs[:2] + 0.05, passed=False, targets=ids)
-    finding = _score(case, "informed", near, Plan(), strangers_of(case))
+    finding = proved(case, "informed", near, strangers_of(case))
     proof = finding.summary["proof"]
     assert proof["rank_p"] is None
     assert proof["claimed"] == proof["above"] == 0
@@ -301,26 +297,25 @@ def test_identical_records_are_all_listed():
     twins.inputs[1] = twins.inputs[0]
     case = case_of(truth=twins)
     back = found_in(case, twins.inputs[:1])
-    finding = _score(case, "ntk", back, Plan(), strangers_of(case))
+    finding = proved(case, "ntk", back, strangers_of(case))
     rows = [row for row in finding.per_record if row["claimed"]]
     assert {row["id"] for row in rows} == set(twins.ids[:2])
     assert all(row["correlation"] > 0.99 and row["candidate"] == 0 for row in rows)
-    again = prove(case, back, finding, strangers_of(case))
-    assert again.summary["proof"]["claimed"] == 2
+    assert finding.summary["proof"]["claimed"] == 2
 
 
 def test_likenesses_are_compared_only_where_nothing_is_certified():
     case = case_of()
     near = SIDES.train.inputs[:12] + 0.05
-    sure = _score(case, "ntk", found_in(case, near), Plan(), strangers_of(case))
+    sure = proved(case, "ntk", found_in(case, near), strangers_of(case))
     assert sure.summary["proof"]["rank_p"] is None
     near = torch.cat([near, torch.full_like(near[:1], 0.5)])
     near[-1, ..., 0] = torch.nan  # a candidate that is not finite is left out, the others count
-    likely = _score(case, "ntk", found_in(case, near, passed=False), Plan(), strangers_of(case))
+    likely = proved(case, "ntk", found_in(case, near, passed=False), strangers_of(case))
     assert likely.summary["proof"]["rank_p"] < 0.01
-    proved = [row["claimed"] or row["above"] for row in likely.per_record]
-    assert 0 < sum(proved) < len(proved)
-    assert proved == sorted(proved, reverse=True)
+    first = [row["claimed"] or row["above"] for row in likely.per_record]
+    assert 0 < sum(first) < len(first)
+    assert first == sorted(first, reverse=True)
 
 
 def test_records_whose_pixels_came_back_in_another_order_are_told():
@@ -329,5 +324,5 @@ def test_records_whose_pixels_came_back_in_another_order_are_told():
     order = torch.randperm(64, generator=seeded(4))
     mixed = SIDES.train.inputs[:3].flatten(1)[:, order].reshape(-1, 1, 8, 8)
     for back, count in ((mixed, 3), (SIDES.train.inputs[:3], 0)):
-        finding = _score(case, "ntk", found_in(case, back), Plan(), strangers_of(case))
+        finding = proved(case, "ntk", found_in(case, back), strangers_of(case))
         assert finding.summary["proof"]["reordered"] == count

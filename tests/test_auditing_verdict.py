@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remnant.auditing import Case, Plan, audit
-from remnant.auditing.grounds import Proof
+from remnant.auditing.proof import Proof
 from remnant.auditing.run import run_audit
 from remnant.auditing.verdict import (
     certain,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remnant.auditing import Case, Plan, audit
-from remnant.auditing.membership import exposures, tell, wilson
+from remnant.auditing.membership import exposures, tell
 from remnant.auditing.preflight import preflight
 from remnant.auditing.shadow_models import forward_work, why_none
 from remnant.auditing.strangers import strangers_of
@@ -17,6 +17,7 @@ from remnant.cli import main
 from remnant.data import load, split
 from remnant.models import build
 from remnant.scoring.criteria import membership_auc
+from remnant.scoring.score import wilson
 from remnant.training import Adam, train
 from remnant.types import Knowledge, Scaling, Target
 from seeding import seeded
@@ -41,11 +42,11 @@ def test_the_curve_is_the_share_of_pairs_in_order():
     draws = seeded(0)
     mine, theirs = torch.randn(80, generator=draws) - 1, torch.randn(300, generator=draws)
     told = tell("loss", "", mine.tolist(), theirs.tolist())
-    assert told.auc == pytest.approx(membership_auc(mine, theirs))
-    assert told.auc_low < told.auc < told.auc_high
+    assert told["auc"] == pytest.approx(membership_auc(mine, theirs))
+    assert told["auc_low"] < told["auc"] < told["auc_high"]
     threshold = theirs.sort().values[3]  # 1% of 300
-    assert told.tpr == pytest.approx(float((mine < threshold).double().mean()))
-    assert told.fpr == pytest.approx(3 / 300)
+    assert told["tpr"] == pytest.approx(float((mine < threshold).double().mean()))
+    assert told["fpr"] == pytest.approx(3 / 300)
 
 
 def test_intervals_hold_the_truth_nearly_always():
@@ -54,7 +55,7 @@ def test_intervals_hold_the_truth_nearly_always():
     for seed in range(200):
         draw = np.random.default_rng(seed)
         told = tell("loss", "", draw.normal(-1, 1, 30), draw.normal(0, 1, 60))
-        held += told.auc_low <= true <= told.auc_high
+        held += told["auc_low"] <= true <= told["auc_high"]
     assert held >= 188
     assert wilson(1.0, 50)[0] < 0.95  # separated by luck, too
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from remnant.auditing import Case, Plan, audit
-from remnant.auditing.mistakes import fits_better, mistakes
+from remnant.auditing.preparation import fits_better, mistaken_initial
 from remnant.capturing import capture
 from remnant.cli import main
 from remnant.cli.spec import read_spec
@@ -84,14 +84,14 @@ def test_one_record_at_another_strength_is_not_the_one_that_was_trained_on():
 
 def test_files_that_were_taken_for_each_other_are_named():
     right = released(Scaling())
-    assert mistakes(case_of(right)) == []
+    assert list(mistaken_initial(case_of(right))) == []
     seed = dict(build("mlp:64-192-192-10", generator=seeded(9)).named_parameters())
     held = dataclasses.replace(right.knowledge, initial={k: v.detach() for k, v in seed.items()})
-    (said,) = mistakes(case_of(dataclasses.replace(right, knowledge=held)))
+    (said,) = mistaken_initial(case_of(dataclasses.replace(right, knowledge=held)))
     assert "another seed" in said
     swapped = build("mlp:64-192-192-10", generator=seeded(1))
     held = Knowledge(initial=right.weights)
-    (said,) = mistakes(case_of(dataclasses.replace(right, model=swapped, knowledge=held)))
+    (said,) = mistaken_initial(case_of(dataclasses.replace(right, model=swapped, knowledge=held)))
     assert "swapped" in said
 
 

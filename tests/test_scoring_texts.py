@@ -9,9 +9,9 @@ import torch
 
 from remnant.attacks import Gradient
 from remnant.auditing import Case, Plan, preflight
+from remnant.auditing.case import same_length
 from remnant.auditing.run import run_audit
 from remnant.auditing.strangers import near_texts
-from remnant.auditing.texts import same_length
 from remnant.cli import main
 from remnant.data import load_texts
 from remnant.report.page import page

@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from remnant.auditing.case import Case, check_labels_of, halves
+from remnant.auditing.case import Case, check_labels_of, halves, same_length
 from remnant.auditing.playing import Plan
 from remnant.auditing.run import run_audit
-from remnant.auditing.texts import same_length
 from remnant.bundle import Audit
 from remnant.models.foreign import check_outputs
 from remnant.models.tokens import giving_logits

@@ -1,4 +1,4 @@
-"""The only place that holds a target's candidates and the truth together."""
+"""Candidates scored against the truth, beside sets that cannot leak."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
+from remnant.auditing.case import Case
+from remnant.auditing.fitting import speaks
 from remnant.scoring import score_with_nulls
 from remnant.scoring.score import THRESHOLD
-from remnant.types import Candidates, Examples, Finding, Scaling
+from remnant.scoring.texts import score_texts_with_nulls, token_set
+from remnant.types import Candidates, Examples, Finding, Scaling, token_rows
 
 
 def assess(
@@ -33,17 +36,49 @@ def assess(
     targets = candidates.stated.targets
     if targets is not None:
         truth = truth.take([truth.ids.index(name) for name in targets])
+    truth, holdout, public = (
+        replace(part, inputs=unit.to_model(part.inputs)) for part in (truth, holdout, public)
+    )
     scored = score_with_nulls(
-        _in_units(truth, unit),
+        truth,
         replace(candidates, inputs=unit.to_model(candidates.inputs)),
-        holdout=_in_units(holdout, unit),
-        public=_in_units(public, unit),
+        holdout=holdout,
+        public=public,
         generator=generator,
         threshold=threshold,
         in_order=targets is not None,
     )
     scored["summary"]["numbers"] = math.prod(truth.shape)  # of one record
     return finding_of(candidates, attack, **scored)
+
+
+def assess_texts(
+    case: Case,
+    candidates: Candidates,
+    *,
+    attack: str,
+    truth: Examples,
+    holdout: Examples,
+    public: Examples,
+    generator: torch.Generator,
+) -> Finding:
+    """The same of texts, which are compared token by token."""
+    rows, others = token_rows(truth.inputs), token_rows(public.inputs)
+    scored = score_texts_with_nulls(
+        truth.ids,
+        rows,
+        token_rows(candidates.inputs),
+        confidence=candidates.confidence.tolist(),
+        labels=[None] * len(rows) if speaks(case) else truth.labels.tolist(),
+        holdout=token_rows(holdout.inputs),
+        public=others,
+        generator=generator,
+    )
+    figures = dict(candidates.parts()[1]["figures"])
+    named = figures.pop("tokens", None)  # tokens of records: they stay with the candidates
+    if isinstance(named, list):
+        scored["summary"]["token_set"] = token_set(named, rows, others)
+    return finding_of(candidates, attack, figures=figures, **scored)
 
 
 def finding_of(candidates: Candidates, attack: str, **scored: Any) -> Finding:
@@ -67,22 +102,9 @@ def unit_of(truth: Examples, public: Examples) -> Scaling:
     return Scaling(mean=every.mean(0), std=torch.where(std > 0, std, torch.ones_like(std)))
 
 
-def _in_units(examples: Examples, unit: Scaling) -> Examples:
-    return replace(examples, inputs=unit.to_model(examples.inputs))
-
-
 def without_truth(candidates: Candidates, *, attack: str) -> Finding:
     """What an adversary can say of their own result: counts, status and confidence."""
-    per_candidate = [
-        {"candidate": i, "confidence": float(c)} for i, c in enumerate(candidates.confidence)
-    ]
-    return finding_of(
-        candidates,
-        attack,
-        records=None,
-        recovered=None,
-        threshold=None,
-        per_record=per_candidate,
-        nulls={},
-        summary={"candidates": len(candidates)},
-    )
+    told = [{"candidate": i, "confidence": float(c)} for i, c in enumerate(candidates.confidence)]
+    unknown = dict.fromkeys(("records", "recovered", "threshold"))
+    summary = {"candidates": len(candidates)}
+    return finding_of(candidates, attack, **unknown, per_record=told, nulls={}, summary=summary)

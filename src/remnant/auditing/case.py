@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from remnant.attacks.about import Scene
 from remnant.attacks.glm_case import check_labels as check_linear_labels
@@ -51,22 +52,7 @@ class Case:
     def __post_init__(self) -> None:
         loss_named(self.loss)
         for name in ("truth", "holdout", "public"):
-            examples: Examples = getattr(self, name)
-            if examples.are_texts or self.truth.are_texts:
-                if examples.shape != self.truth.shape or not examples.are_texts:
-                    wanted = f"texts in rows of {self.truth.shape[0]} tokens"
-                    raise InputError(expected(f"audit: {name}", wanted, examples.shape))
-            elif math.prod(examples.shape) != math.prod(self.target.input_shape):
-                wanted = f"records of shape {self.target.input_shape}"
-                raise InputError(expected(f"audit: {name}", wanted, examples.shape))
-            if not len(examples):
-                raise InputError(expected(f"audit: {name}", "records", "none"))
-            self._check_features(name, examples)
-            empty = [i for i, one in enumerate(examples.ids) if not one.strip()]
-            if empty:
-                do = "name it, or leave ids out for all"
-                got = f"an empty one in row {empty[0]}"
-                raise InputError(expected(f"audit: ids of {name}", "a text each", got, do))
+            self._check(f"audit: {name}", getattr(self, name))
         shared: set[bytes] = set()
         for examples in (self.holdout, self.public):
             prints = _prints(examples)
@@ -78,15 +64,29 @@ class Case:
             got = f"{len(shared)} of the training set's"
             raise InputError(expected("audit: holdout or public", "other records", got, do))
 
-    def _check_features(self, name: str, examples: Examples) -> None:
-        """Refuse tables whose columns are named or ordered otherwise than those of the training
-        data."""
-        own, theirs = self.truth.features, examples.features
+    def _check(self, what: str, examples: Examples) -> None:
+        """Refuse records of another kind than those trained on, none, and tables whose columns are
+        named or ordered otherwise."""
+        truth, got = self.truth, examples.shape
+        if examples.are_texts or truth.are_texts:
+            if got != truth.shape or not examples.are_texts:
+                wanted = f"texts in rows of {truth.shape[0]} tokens"
+                raise InputError(expected(what, wanted, got))
+        elif math.prod(got) != math.prod(self.target.input_shape):
+            wanted = f"records of shape {self.target.input_shape}"
+            raise InputError(expected(what, wanted, got))
+        if not len(examples):
+            raise InputError(expected(what, "records", "none"))
+        own, theirs = truth.features, examples.features
         if own and theirs and own != theirs:
             k = next(i for i, pair in enumerate(zip(own, theirs, strict=True)) if len({*pair}) > 1)
             wanted = f"the columns of the training data, {shown(own[k])} at {k + 1}"
             do = "give the same columns, and every word of a category in both"
-            raise InputError(expected(f"audit: {name}", wanted, shown(theirs[k]), do))
+            raise InputError(expected(what, wanted, shown(theirs[k]), do))
+        if not all(one.strip() for one in examples.ids):
+            row = [bool(one.strip()) for one in examples.ids].index(False)
+            do, what = "name it, or leave ids out for all", what.replace(": ", ": ids of ")
+            raise InputError(expected(what, "a text each", f"an empty one in row {row}", do))
 
     @property
     def scene(self) -> Scene:
@@ -179,6 +179,18 @@ def halves(examples: Examples) -> tuple[Examples, Examples]:
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     middle = len(examples) // 2
     return examples.take(order[:middle]), examples.take(order[middle:])
+
+
+def same_length(*sets: Examples) -> list[Examples]:
+    """The sets with rows of one length, the longest's, so that they can be compared."""
+    rows = widened(*(part.inputs for part in sets))
+    return [replace(part, inputs=own) for part, own in zip(sets, rows, strict=True)]
+
+
+def widened(*rows: Tensor) -> list[Tensor]:
+    """Texts in rows of tokens, all as long as the longest."""
+    width = max(part.shape[1] for part in rows)
+    return [pad(part, (0, width - part.shape[1]), value=-1) for part in rows]
 
 
 def _prints(examples: Examples) -> list[bytes]:

@@ -17,7 +17,6 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from remnant.auditing.case import Case
-from remnant.auditing.grounds import Explained
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.models.foreign import real_outputs
@@ -28,6 +27,16 @@ from remnant.training import loss_named
 from remnant.types import Examples
 
 Form = Literal["sum", "span"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """How much of the first dense layer is left unexplained, as shares."""
+
+    left: float  # by the declared records
+    by_strangers: float  # by the strangers most like them
+    holds: bool  # the declared records are those trained on, as far as this layer tells
+    stationary: bool  # the layer is a sum of their gradients: what `kkt` assumes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,13 +76,10 @@ def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None
             left < RULES.left_unexplained[held.form]
             and left < RULES.share_of_strangers * by_strangers
         )
-        stationary = holds and held.form == "sum"
-        if told is None:
-            told = Explained(
-                left=left, by_strangers=by_strangers, holds=holds, stationary=stationary
-            )
-        else:
-            told = replace(told, stationary=stationary)
+        first = told or Explained(
+            left=left, by_strangers=by_strangers, holds=holds, stationary=False
+        )
+        told = replace(first, stationary=holds and held.form == "sum")
     return told
 
 

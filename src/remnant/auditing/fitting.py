@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
 
 import torch
 from torch import Tensor, nn
 
 from remnant.attacks.glm_case import codes
 from remnant.auditing.case import Case
-from remnant.auditing.texts import losses_of_texts
-from remnant.bundle import Attacked
 from remnant.models.foreign import real_outputs
 from remnant.models.linear_model import LinearModel
+from remnant.models.tokens import is_causal, outputs_for
 from remnant.training import loss_named
+from remnant.training.losses import ce, next_token
 from remnant.types import Examples
-
-
-def with_fit(case: Case, attacks: Sequence[Attacked]) -> list[Attacked]:
-    """Each record's margin and loss under the released model, beside its scores."""
-    fit = fit_of_records(case)
-    rows = []
-    for row in attacks:
-        finding = row.finding
-        if finding is not None:
-            records = [{**record, **fit[record["id"]]} for record in finding.per_record]
-            row = replace(row, finding=replace(finding, per_record=records))
-        rows.append(row)
-    return rows
 
 
 def fit_of_records(case: Case) -> dict[str, dict[str, float]]:
@@ -49,10 +35,42 @@ def losses_of(case: Case, examples: Examples, model: nn.Module | None = None) ->
     of texts is not known. From outputs in double precision, so that small losses differ too."""
     model = (model or case.target.model).eval()
     if examples.are_texts:
-        return losses_of_texts(model, examples)
+        return _losses_of_texts(model, examples)
     outputs, labels, name = _outputs(case, examples, model)
     loss = loss_named(name)
     return [float(loss(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(examples))]
+
+
+def _losses_of_texts(model: nn.Module, examples: Examples) -> list[float] | None:
+    """The mean loss of the next token over each text, or of its label by a classifier; None where
+    the model is neither, and NaN where a text has no next token."""
+    spoken = _speaks(model, examples)
+    if spoken is None or (spoken and not is_causal(model, examples.inputs)):
+        return None
+    told = []
+    with torch.no_grad():
+        for row, label in zip(examples.inputs, examples.labels, strict=True):
+            text = row[row >= 0][None]
+            outputs = outputs_for(model, text)
+            assert isinstance(outputs, Tensor)
+            if not spoken:
+                told.append(float(ce(outputs.double(), label[None])))
+            else:
+                known = text.shape[1] > 1
+                told.append(float(next_token(outputs.double(), text)) if known else math.nan)
+    return told
+
+
+def speaks(case: Case) -> bool:
+    """Whether the model is one of language, with outputs at each place, and labels mean nothing."""
+    return bool(_speaks(case.target.model.eval(), case.truth))
+
+
+def _speaks(model: nn.Module, texts: Examples) -> bool | None:
+    """The same; None where its outputs are no tensor."""
+    with torch.no_grad():
+        outputs = outputs_for(model, texts.inputs[:1])
+    return outputs.ndim == 3 if isinstance(outputs, Tensor) else None
 
 
 def _outputs(case: Case, examples: Examples, model: nn.Module) -> tuple[Tensor, Tensor, str]:

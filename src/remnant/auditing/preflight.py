@@ -14,7 +14,7 @@ from remnant.attacks import ATTACKS, Attack
 from remnant.attacks.about import Cost
 from remnant.attacks.made import kind_of, make_attack
 from remnant.auditing.case import Case
-from remnant.auditing.left_out import Targets, rows_left_out
+from remnant.auditing.playing import Targets, rows_left_out
 from remnant.auditing.rules import RULES
 from remnant.training import GradientDescent
 

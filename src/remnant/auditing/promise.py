@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import normalize
 
 from remnant.auditing.assess import unit_of
-from remnant.auditing.grounds import Proof
+from remnant.auditing.proof import Proof
 from remnant.auditing.rules import RULES
 from remnant.bounds import (
     Ledger,

@@ -13,11 +13,12 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from remnant.attacks.kkt import fresh_model
-from remnant.auditing.budget import OutOfTimeError, at_most
 from remnant.auditing.case import Case
 from remnant.auditing.fitting import losses_of
+from remnant.auditing.playing import OutOfTimeError, at_most
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.checkpoints import checkpoint
@@ -56,47 +57,31 @@ def work_of(recipe: FixedSteps, case: Case) -> float:
     """Billions of multiply-adds of one training: forward, and backward to inputs and weights."""
     n = len(case.truth)
     batch = min(n, getattr(recipe, "batch_size", None) or n)
-    return (
-        3e-9
-        * step_count(recipe, n)
-        * batch
-        * forward_work(case.target.model, case.truth.inputs[:1])
-    )
+    each = forward_work(case.target.model, case.truth.inputs[:1])
+    return 3e-9 * step_count(recipe, n) * batch * each
 
 
 def forward_work(model: nn.Module, one: Tensor) -> float:
-    """Multiply-adds of one record's way through the layers with weights."""
-    found: list[float] = []
-
-    def count(module: nn.Module, given: object, out: object) -> None:
-        weights = [p for p in module.parameters(recurse=False) if p.ndim > 1]
-        if weights and isinstance(out, Tensor):
-            found.append(sum(p[0].numel() for p in weights) * out.numel() / len(out))
-
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            model(one.to(next(model.parameters())))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(found) or float(sum(p.numel() for p in model.parameters()))
+    """Multiply-adds of one record's way through the model."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        model(one.to(next(model.parameters())))
+    return counted.get_total_flops() / 2  # a multiply-add is two of them
 
 
 def likelihood(case: Case, strangers: Strangers, seed: int, left: float | None) -> Likelihood | str:
-    """Scores by shadow models, in CPU seconds that are left, or why there are none."""
+    """Scores of the records and of strangers, minus the log likelihood ratio, lower for members; or
+    why there are none. left: CPU seconds, None for any."""
     why = why_none(case, strangers)
     if why:
         return why
     try:
         with at_most(left):
-            return likelihoods(case, strangers, seed)
+            return _likelihood(case, strangers, seed)
     except OutOfTimeError:
         return "the budget ran out"
 
 
-def likelihoods(case: Case, strangers: Strangers, seed: int) -> Likelihood:
-    """Scores of the records and of strangers: minus the log likelihood ratio, lower for members."""
+def _likelihood(case: Case, strangers: Strangers, seed: int) -> Likelihood:
     records = case.own
     some = torch.randperm(len(strangers.examples), generator=generator_for(seed, "pool"))
     others = strangers.examples.take(some[: len(records)])

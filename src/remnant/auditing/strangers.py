@@ -7,7 +7,9 @@ said before any attack runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +39,60 @@ class Strangers:
         """In the model's scale, k x d."""
         inputs = examples.inputs if isinstance(examples, Examples) else examples
         return self.scaling.to_model(inputs.double()).flatten(1)
+
+    def turned(self, how: str) -> Strangers:
+        sets = {k: turned(getattr(self, k), how) for k in ("examples", "holdout", "public")}
+        return replace(self, **sets, inputs=self.rows_of(sets["examples"]))
+
+    def scaled(self, scaling: Scaling) -> Strangers:
+        inputs = scaling.to_model(self.examples.inputs.double()).flatten(1)
+        return replace(self, scaling=scaling, inputs=inputs)
+
+
+TURNS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "mirrored": lambda x: x.flip(-1),
+    "upside down": lambda x: x.flip(-2),
+    "rotated by 180 degrees": lambda x: x.flip(-1, -2),
+    "rotated by 90 degrees": lambda x: x.rot90(1, (-2, -1)),
+    "rotated by 270 degrees": lambda x: x.rot90(3, (-2, -1)),
+    "transposed": lambda x: x.transpose(-1, -2),
+    "in the other order of channels (RGB, BGR)": lambda x: x.flip(1),
+}
+"""What training may have done to square images, n x c x h x w."""
+CHANNELS, NEGATIVE = list(TURNS)[-1], "as negatives"
+
+
+def turns_of(examples: Examples) -> list[str]:
+    """Which turns there are of such records."""
+    images = as_images(examples)
+    turns = [] if images is None else list(TURNS)
+    if images is not None and images.shape[1] != 3:
+        turns.remove(CHANNELS)
+    return turns if examples.bounds is None else [*turns, NEGATIVE]
+
+
+def turned(examples: Examples, how: str) -> Examples:
+    """The records as training saw them if it did this to them."""
+    if how == NEGATIVE:
+        inputs = sum(examples.bounds or (0.0, 0.0)) - examples.inputs
+    else:
+        images = as_images(examples)
+        assert images is not None
+        inputs = TURNS[how](images).reshape(examples.inputs.shape)
+    return replace(examples, inputs=inputs)
+
+
+def as_images(examples: Examples) -> Tensor | None:
+    """n x c x h x w where records are square images, also those that are kept flat."""
+    shape, n = examples.shape, len(examples)
+    if len(shape) in (2, 3) and shape[-1] == shape[-2] > 1:
+        return examples.inputs.reshape(n, -1, *shape[-2:])
+    d = math.prod(shape)
+    for channels in (1, 3):
+        side = math.isqrt(d // channels)
+        if len(shape) == 1 and side >= 8 and channels * side * side == d:
+            return examples.inputs.reshape(n, channels, side, side)
+    return None
 
 
 def strangers_of(case: Case) -> Strangers:

@@ -15,7 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remnant.auditing.grounds import Explained, Proof
+from remnant.auditing.explained import Explained
+from remnant.auditing.proof import Proof
 from remnant.auditing.rules import RULES
 from remnant.bundle import Attacked, Control, Verdict
 from remnant.types import Finding, Status

@@ -13,20 +13,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from remnant.auditing.assess import assess
 from remnant.auditing.case import Case
+from remnant.auditing.proof import Proof
 from remnant.auditing.rules import RULES
 from remnant.auditing.strangers import Strangers
 from remnant.scoring.claims import Claims, claim
-from remnant.types import Candidates, Stated, Status
+from remnant.scoring.score import THRESHOLD
+from remnant.seeds import generator_for
+from remnant.types import Candidates, Finding, Stated, Status
 
 NAME = "written"
 TITLE = "Records written into the weights"
 HOLDS = "nothing but the released weights, which are read as they are"
 
 
-def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | None:
-    """One candidate for each record that stands in the weights, and how they were claimed; None
-    where there is none.
+def written(
+    case: Case, strangers: Strangers, seed: int = 0, threshold: float = THRESHOLD
+) -> tuple[Candidates, Finding] | None:
+    """One candidate for each record that stands in the weights, and what that proves; None where
+    there is none.
 
     They are drawn as bright as a usual record: the weights do not tell their scale.
     """
@@ -60,7 +66,24 @@ def written(case: Case, strangers: Strangers) -> tuple[Candidates, Claims] | Non
         f"(correlation above {RULES.written:g})",
         stated=Stated(targets=[case.truth.ids[int(i)] for i in at]),
     )
-    return found, claims
+    finding = assess(
+        found,
+        attack=NAME,
+        truth=case.truth,
+        holdout=strangers.holdout,
+        public=strangers.public,
+        generator=generator_for(seed, f"nulls {NAME}"),
+        threshold=threshold,
+    )
+    proof = Proof(
+        claimed=len(found),
+        certified=len(found),
+        chance=claims.chance,
+        by_chance=claims.by_chance,
+        strangers=len(strangers.inputs),
+    )
+    rows = [{**row, "claimed": True, "above": False} for row in finding.per_record]
+    return found, proof.added_to(finding, rows)
 
 
 def _claims(case: Case, strangers: Strangers, rows: Tensor, centred: bool) -> tuple[Claims, Tensor]:

@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from remnant.auditing.api import hash_examples
-from remnant.auditing.case import Canaries, Case, check_labels_of, halves, with_planted
-from remnant.auditing.texts import same_length
+from remnant.auditing.case import Canaries, Case, check_labels_of, halves, same_length, with_planted
 from remnant.bounds import Ledger
 from remnant.cli.spec import AuditSpec, is_linear
 from remnant.cli.target import read_linear_target, read_released, read_target

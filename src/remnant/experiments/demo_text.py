@@ -19,9 +19,10 @@ from sklearn import datasets
 from remnant.attacks import ATTACKS
 from remnant.attacks.about import setting
 from remnant.auditing import Case, Plan
+from remnant.auditing.case import same_length
+from remnant.auditing.proof import proved
 from remnant.auditing.run import run_audit
 from remnant.auditing.strangers import strangers_of
-from remnant.auditing.texts import assess_texts, same_length
 from remnant.capturing import capture
 from remnant.data import Split, Tokenizer, read_tokenizer, split
 from remnant.data.texts import padded
@@ -175,9 +176,7 @@ def run_text_demo(demo: TextDemo, data: TextData, run: Run) -> Finding:
         words=data.tokenizer.pieces,
     )  # fmt: skip
     with timed(timings, "scoring"):
-        chance = generator_for(demo.seed, "nulls")
-        strangers = strangers_of(case)
-        finding = assess_texts(case, found, strangers, attack="gradient", generator=chance)
+        finding = proved(case, "gradient", found, strangers_of(case), seed=demo.seed)
     if demo.page:
         with timed(timings, "page"):
             stored = open_run(run.path / FOLDER, {"verb": "demo-page", "demo": run.spec_hash})

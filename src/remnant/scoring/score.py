@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm
 from torch import Tensor
 
 from remnant.errors import InputError, expected
@@ -200,14 +200,20 @@ def exposure_order(scores: Scores) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: (-round(known[i], 6), distance[i]))
 
 
-def rate_interval(
-    count: int, n: int, method: str = "exact", *, confidence: float = 0.95
-) -> tuple[float, float]:
-    """The 95% interval of a rate of `count` in `n`: exact (Clopper-Pearson) or Wilson's."""
+def rate_interval(count: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact 95% interval (Clopper-Pearson) of a rate of `count` in `n`."""
     if not n:
         return 0.0, 1.0
-    interval = binomtest(count, n).proportion_ci(confidence, method=method)
+    interval = binomtest(count, n).proportion_ci(confidence, method="exact")
     return float(interval.low), float(interval.high)
+
+
+def wilson(share: float, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of `n` trials, which need not be a whole number of them."""
+    z2 = float(norm.ppf((1 + confidence) / 2)) ** 2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n**2))) / (1 + z2 / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def excess(found: int, by_null: int, n: int) -> dict[str, float]:
@@ -219,7 +225,7 @@ def excess(found: int, by_null: int, n: int) -> dict[str, float]:
     if not n:
         return {"records": 0, "low": 0.0, "high": 0.0}
     p, q = found / n, by_null / n
-    (p_low, p_high), (q_low, q_high) = (rate_interval(k, n, "wilson") for k in (found, by_null))
+    (p_low, p_high), (q_low, q_high) = wilson(p, n), wilson(q, n)
     low = p - q - math.hypot(p - p_low, q_high - q)
     high = p - q + math.hypot(p_high - p, q - q_low)
     return {"records": found - by_null, "low": n * low, "high": n * high}
