@@ -271,19 +271,20 @@ def test_features_stand_beside_their_truth(tmp_path):
     whole, pictures = read_bundle(bundle(tmp_path, "breast_cancer", target=named)[0])
     card = cards(whole, pictures)[0][0]
     told = feature_table(card, whole, pictures)
-    assert [row.feature for row in told.rows[:2]] == ["mean radius", "feature 2"]
-    assert len(told.rows) == told.agreeing == 30
-    assert all(row.true == row.recovered for row in told.rows)
-    assert feature_table(replace(card, candidate=None), whole, pictures).agreeing == 0
-    redacted = feature_table(card, *redact(whole, pictures))
-    assert redacted.agreeing is None
+    assert [row.feature for row in told[:2]] == ["mean radius", "feature 2"]
+    assert len(told) == 30
+    assert all(row.agrees and row.true == row.recovered for row in told)
+    assert not any(
+        row.agrees for row in feature_table(replace(card, candidate=None), whole, pictures)
+    )
+    assert all(row.agrees is None for row in feature_table(card, *redact(whole, pictures)))
 
 
 def test_whole_numbers_of_a_table_are_rounded_and_checked(tmp_path):
     whole, pictures = read_bundle(bundle(tmp_path, "breast_cancer")[0])
     rounded = replace(pictures, originals=pictures.originals.round())
     card = cards(whole, rounded)[0][0]
-    row = feature_table(card, whole, rounded).rows[0]
+    row = feature_table(card, whole, rounded)[0]
     assert row.recovered == row.true == str(round(float(rounded.originals[card.original, 0])))
 
 

@@ -18,7 +18,6 @@ from remnant.report.sheet import (
     drawable,
     finding_sheet,
     record_caption,
-    sheet_layout,
     short_number,
 )
 from remnant.types import Candidates, Examples, Finding, Status
@@ -50,40 +49,43 @@ def finding(rows, **changes):
     return Finding(**values | changes)
 
 
-@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 100])
-@pytest.mark.parametrize("shape", [(8, 8), (1, 25, 25), (3, 32, 32), (3, 40, 300), (1, 2, 2)])
+def places(shape, k=0, originals=True):
+    """Corners of the k-th pair's pictures in the first band, original first."""
+    w, h = LOOK.drawn(shape)
+    wide = max(w, LOOK.narrowest) + LOOK.gap
+    x = LOOK.margin + LOOK.labels + k * wide + (wide - w) // 2
+    return [(x, LOOK.top), (x, LOOK.top + h + LOOK.between)][: 2 if originals else 1]
+
+
+@pytest.mark.parametrize("count", [1, 9, 11, 100])
+@pytest.mark.parametrize("shape", [(8, 8), (3, 32, 32), (3, 40, 300), (1, 2, 2)])
 @pytest.mark.parametrize("originals", [True, False])
-def test_nothing_overlaps_or_leaves_the_page(count, shape, originals):
-    plan = sheet_layout(count, shape, originals=originals)
-    taken = np.zeros((plan.height, plan.width), dtype=int)
-    w, h = plan.side
-    for x, y in plan.originals + plan.reconstructions:
-        assert x >= 2
-        assert x + w <= plan.width - 2
-        taken[y - 2 : y + h + 2, x - 2 : x + w + 2] += 1  # with its frame
-    for x, y in plan.captions:
-        assert y + 3 * 15 <= plan.footer[1]
-        taken[y : y + 3 * 15, x - plan.cell // 2 : x + plan.cell // 2] += 1
-    assert taken.max(initial=0) <= 1
-    assert len(plan.reconstructions) == len(plan.captions) == count
-    assert len(plan.originals) == (count if originals else 0)
-    assert plan.footer[1] + 15 < plan.height
+def test_every_picture_is_on_the_page_whole(count, shape, originals):
+    """Red pictures on a page without any other red: none is covered or cut."""
+    red = torch.zeros(count, *((3, *shape[-2:]) if len(shape) > 2 else shape))
+    red[..., 0, :, :] = 1.0
+    red = red if red.ndim == 4 else torch.ones(count, *shape) * 0.5
+    colour = [255, 0, 0] if red.ndim == 4 else [128] * 3
+    mine = red if originals else None
+    page = pixels(draw_sheet(mine, red, [("name", "0.9", "1")] * count, title="t", footer="f"))
+    w, h = LOOK.drawn(shape)
+    area = int((page == colour).all(2).sum())
+    whole = count * (2 if originals else 1) * w * h
+    assert whole <= area < 1.02 * whole + 200
 
 
 @pytest.mark.parametrize(
     ("side", "drawn"), [(2, 76), (8, 72), (25, 75), (28, 84), (32, 64), (64, 64), (224, 128)]
 )
 def test_small_images_grow_by_whole_pixels_and_large_ones_shrink(side, drawn):
-    assert sheet_layout(1, (1, side, side)).side == (drawn, drawn)
+    assert LOOK.drawn((1, side, side)) == (drawn, drawn)
 
 
 def test_every_pixel_of_an_image_is_shown_as_it_is():
     originals, found = images(3, 1, 25, 25), images(3, 1, 25, 25, seed=1)
     page = pixels(draw_sheet(originals, found, [("a",)] * 3, title="t", footer="f"))
-    plan = sheet_layout(3, (1, 25, 25), lines=1)
-    assert page.shape == (plan.height, plan.width, 3)
-    for corners, source in ((plan.originals, originals), (plan.reconstructions, found)):
-        for (x, y), image in zip(corners, source, strict=True):
+    for k, pair in enumerate(zip(originals, found, strict=True)):
+        for (x, y), image in zip(places((1, 25, 25), k), pair, strict=True):
             shown = page[y : y + 75, x : x + 75]
             expected = np.kron((image[0].double() * 255).round().numpy(), np.ones((3, 3)))
             for channel in range(3):
@@ -94,8 +96,7 @@ def test_colours_bounds_and_values_outside_them():
     red = torch.zeros(1, 3, 64, 64)
     red[:, 0] = 2.0  # clipped
     red[:, 2] = -1.0
-    plan = sheet_layout(1, (3, 64, 64), lines=1)
-    (x, y), (u, v) = plan.originals[0], plan.reconstructions[0]
+    (x, y), (u, v) = places((3, 64, 64))
     page = pixels(draw_sheet(red, red, [("a",)], title="", footer=""))
     assert page[y + 5, x + 5].tolist() == [255, 0, 0]
     page = pixels(draw_sheet(red, red, [("a",)], title="", footer="", bounds=(-2.0, 2.0)))
@@ -110,14 +111,14 @@ def test_what_was_not_found_is_hatched_and_what_was_recovered_framed():
             images(2, 20, 20), found, [("a",)] * 2, marked=[True, False], title="t", footer="f"
         )
     )
-    plan = sheet_layout(2, (20, 20), lines=1)
-    w, h = plan.side
+    w, h = LOOK.drawn((20, 20))
     colour = [int(EXPOSED[i : i + 2], 16) for i in (1, 3, 5)]
     frames = []
-    for x, y in plan.reconstructions:
+    for k in range(2):
+        x, y = places((20, 20), k)[1]
         frames.append(page[y - 1, x - 1].tolist() == page[y + h, x + w].tolist() == colour)
     assert frames == [True, False]
-    x, y = plan.reconstructions[1]
+    x, y = places((20, 20), 1)[1]
     inside = page[y : y + h, x : x + w]
     assert inside.min() < 150  # words
     assert np.median(inside) == 255  # on white
@@ -163,7 +164,10 @@ def test_a_sheet_of_nothing_and_of_too_many():
     assert nothing.shape[1] >= 640
     many = LOOK.limit + 30
     page = pixels(draw_sheet(None, images(many, 8, 8), [("x",)] * many, title="t", footer="f"))
-    assert page.shape[0] == sheet_layout(LOOK.limit, (8, 8), originals=False, lines=1).height
+    least = pixels(
+        draw_sheet(None, images(many, 8, 8), [("x",)] * LOOK.limit, title="t", footer="f")
+    )
+    assert page.shape == least.shape
 
 
 def test_tables_are_not_drawn():

@@ -1,50 +1,41 @@
 import pytest
+import torch
 
-from remnant.report.table import kinds_of, record_table
+from remnant.report.table import record_table
+
+KNOWN = torch.tensor([[41.0, 1.0, 3.5, 0.0], [30.0, 2.0, 1.25, 1.0]])
 
 
 def test_whole_numbers_are_rounded_and_checked():
-    table = record_table(
+    rows = record_table(
         [41.02, 1.04, 3.4999, 2.0],
         true=[41, 1, 3.5, 0],
-        features=["age", "floors", "height", "rooms"],
-        kinds=["integer", "integer", "number", "integer"],
+        features=["age", "floors", "height"],
+        known=KNOWN,
     )
-    assert [row.recovered for row in table.rows] == ["41", "1", "3.4999", "2"]
-    assert [row.true for row in table.rows] == ["41", "1", "3.5", "0"]
-    assert [row.agrees for row in table.rows] == [True, True, True, False]
-    assert table.agreeing == 3
-    assert all(row.clear for row in table.rows)
+    assert [row.feature for row in rows] == ["age", "floors", "height", "feature 4"]
+    assert [row.recovered for row in rows] == ["41", "1", "3.4999", "2"]
+    assert [row.true for row in rows] == ["41", "1", "3.5", "0"]
+    assert [row.agrees for row in rows] == [True, True, True, False]
+    assert all(row.clear for row in rows)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "shown"),
-    [
-        (2.5, "integer", "2"),
-        (float("nan"), "number", "unknown"),
-    ],
+    ("value", "known", "shown"),
+    [(2.5, torch.ones(3, 1), "2"), (float("nan"), None, "unknown")],
 )
-def test_what_cannot_be_a_value_is_unclear(value, kind, shown):
-    (row,) = record_table([value], kinds=[kind]).rows
+def test_what_cannot_be_a_value_is_unclear(value, known, shown):
+    (row,) = record_table([value], known=known)
     assert not row.clear
     assert row.recovered == shown
 
 
 def test_numbers_agree_within_a_hundredth_of_size_or_spread():
-    table = record_table([0.005, 0.02, 101.1], true=[0.0, 0.0, 100.0], spread=[1.0, 1.0, 1.0])
-    assert [row.agrees for row in table.rows] == [True, False, False]
+    known = torch.tensor([[0.5, 0.5, 0.5]]) + torch.tensor([[-1.0], [0.0], [1.0]])
+    rows = record_table([0.005, 0.02, 101.1], true=[0.0, 0.0, 100.0], known=known)
+    assert [row.agrees for row in rows] == [True, False, False]
 
 
 def test_without_truth_nothing_is_said_to_agree():
-    table = record_table([1.5, 2.0], features=["a", "longer name"])
-    assert table.agreeing is None
-    assert [row.feature for row in table.rows] == ["a", "longer name"]
-
-
-def test_kinds_come_from_the_known_records():
-    assert kinds_of([[1.0, 2.5], [3.0, 4.0]]) == ("integer", "number")
-
-
-def test_a_wrong_number_of_names_is_refused():
-    with pytest.raises(ValueError, match="features: expected 2, one a feature, got 1"):
-        record_table([1.0, 2.0], features=["a"])
+    rows = record_table([1.5, 2.0], features=["a", "longer name"])
+    assert [(row.feature, row.agrees) for row in rows] == [("a", None), ("longer name", None)]

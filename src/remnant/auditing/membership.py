@@ -82,7 +82,7 @@ def membership(
     tests = [tell(*score) for score in scores]
     best = min(range(len(tests)), key=lambda k: (tests[k]["p"], k))
     _, _, mine, theirs = scores[best]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": name, "score": value, "exposure": bits}
         for name, value, bits in zip(records.ids, mine, exposures(mine, theirs), strict=True)
     ]

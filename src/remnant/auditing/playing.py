@@ -187,7 +187,10 @@ def at_most(seconds: float | None) -> Iterator[None]:
             if time.process_time() > end:
                 raise OutOfTimeError
 
-        return step, lambda: outside.run(opened.__exit__, None, None, None)
+        def close() -> None:
+            outside.run(opened.__exit__, None, None, None)
+
+        return step, close
 
     with listening(listener):
         yield

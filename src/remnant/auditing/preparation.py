@@ -75,8 +75,10 @@ def prepared(case: Case, found: Candidates, strangers: Strangers, *, least: int 
 
 def _turned(case: Case, words: str) -> Case:
     """The case with all its records turned in this way."""
-    sides = {name: turned(getattr(case, name), words) for name in ("truth", "holdout", "public")}
-    return replace(case, **sides, prepared=words)
+    truth, holdout, public = (
+        turned(part, words) for part in (case.truth, case.holdout, case.public)
+    )
+    return replace(case, truth=truth, holdout=holdout, public=public, prepared=words)
 
 
 def _scaled(case: Case, words: str, scaling: Scaling) -> Case:

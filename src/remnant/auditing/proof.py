@@ -142,14 +142,13 @@ def claims_of(found: Candidates, truth: Examples, strangers: Strangers) -> Claim
         passed = _finite(found)
     if truth.are_texts:
         tokens = found.inputs.flatten(1).round().clamp_min(-1).double()
-        rows = widened(truth.inputs.double(), tokens, strangers.inputs)
+        records, rows, others = widened(truth.inputs.double(), tokens, strangers.inputs)
         passed, error = torch.ones_like(certified), torch.zeros_like(error)
     else:
-        inputs = found.inputs.reshape(-1, *truth.shape)
-        rows = strangers.rows_of(truth), strangers.rows_of(inputs), strangers.inputs
-    claims = claim(
-        rows[0], rows[1], passed=passed, error=error, strangers=rows[2], own=targets is not None
-    )
+        records, others = strangers.rows_of(truth), strangers.inputs
+        rows = strangers.rows_of(found.inputs.reshape(-1, *truth.shape))
+    own = targets is not None
+    claims = claim(records, rows, passed=passed, error=error, strangers=others, own=own)
     return replace(claims, foreign=claims.foreign & certified)
 
 

@@ -65,7 +65,7 @@ def forward_work(model: nn.Module, one: Tensor) -> float:
     """Multiply-adds of one record's way through the model."""
     with torch.no_grad(), FlopCounterMode(display=False) as counted:
         model(one.to(next(model.parameters())))
-    return counted.get_total_flops() / 2  # a multiply-add is two of them
+    return float(counted.get_total_flops()) / 2  # a multiply-add is two of them
 
 
 def likelihood(case: Case, strangers: Strangers, seed: int, left: float | None) -> Likelihood | str:

@@ -41,8 +41,11 @@ class Strangers:
         return self.scaling.to_model(inputs.double()).flatten(1)
 
     def turned(self, how: str) -> Strangers:
-        sets = {k: turned(getattr(self, k), how) for k in ("examples", "holdout", "public")}
-        return replace(self, **sets, inputs=self.rows_of(sets["examples"]))
+        every, holdout, public = (
+            turned(part, how) for part in (self.examples, self.holdout, self.public)
+        )
+        inputs = self.rows_of(every)
+        return replace(self, examples=every, holdout=holdout, public=public, inputs=inputs)
 
     def scaled(self, scaling: Scaling) -> Strangers:
         inputs = scaling.to_model(self.examples.inputs.double()).flatten(1)

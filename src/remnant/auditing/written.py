@@ -82,8 +82,8 @@ def written(
         by_chance=claims.by_chance,
         strangers=len(strangers.inputs),
     )
-    rows = [{**row, "claimed": True, "above": False} for row in finding.per_record]
-    return found, proof.added_to(finding, rows)
+    marked = [{**row, "claimed": True, "above": False} for row in finding.per_record]
+    return found, proof.added_to(finding, marked)
 
 
 def _claims(case: Case, strangers: Strangers, rows: Tensor, centred: bool) -> tuple[Claims, Tensor]:

@@ -201,22 +201,19 @@ def print_finding(run: Run, finding: Finding) -> None:
 
 def print_record(target: Target, run: Run) -> None:
     """The best candidate of a table, feature by feature."""
-    from remnant.report.table import kinds_of, record_table
+    from remnant.report.table import record_table
     from remnant.store import read_candidates
 
     found = read_candidates(run)
     known = target.knowledge.known
     if not len(found) or known is None:
         return
-    table = record_table(
+    rows = record_table(
         found.inputs[0].flatten().tolist(),
         features=getattr(target.model, "features", ()),
-        kinds=kinds_of(known.inputs.tolist()),
+        known=known.inputs.flatten(1),
     )
-    lines = [
-        (row.feature, row.recovered if row.clear else f"{row.recovered} (unclear)")
-        for row in table.rows
-    ]
+    lines = [(one.feature, one.recovered + " (unclear)" * (not one.clear)) for one in rows]
     print_line("recovered record", style="bold")
     print_table(("feature", "recovered"), lines)
     if found.labels is not None:

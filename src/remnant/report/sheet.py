@@ -1,7 +1,7 @@
 """The contact sheet: each original over its reconstruction, most exposed first.
 
-`finding_sheet` and `candidates_sheet` say what is on it, `sheet_layout` where everything goes, and
-`draw_sheet` draws that and nothing else.
+`finding_sheet` and `candidates_sheet` say what is on it, `draw_sheet` draws a tile for each pair
+and puts ten in a row.
 """
 
 from __future__ import annotations
@@ -31,34 +31,31 @@ class Look:
     a whole factor towards it, those larger than `large` shrink. labels: the column at the left."""
 
     limit: int = 100
+    columns: int = 10
     small: int = 75
     large: int = 128
     margin: int = 24
     gap: int = 14
     between: int = 7
+    narrowest: int = 76  # a column, so that its captions can be read
     labels: int = 116
+    top: int = 67  # below the title
+    below: int = 24  # a band of pairs
     text: int = 11
     heading: int = 19
     line: int = 15
 
+    def drawn(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Width and height of an image as it is drawn."""
+        h, w = shape[-2:]
+        longest = max(h, w)
+        if longest > self.large:
+            return max(1, w * self.large // longest), max(1, h * self.large // longest)
+        factor = max(1, round(self.small / longest))
+        return w * factor, h * factor
+
 
 LOOK = Look()
-
-Corner = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SheetLayout:
-    """Where things go, in pixels: upper left corners of images and captions, one per pair."""
-
-    width: int
-    height: int
-    side: tuple[int, int]  # width and height of a drawn image
-    cell: int  # width of a column, without the gap
-    originals: tuple[Corner, ...]  # empty where the truth is not known
-    reconstructions: tuple[Corner, ...]
-    captions: tuple[Corner, ...]
-    footer: Corner
 
 
 def finding_sheet(finding: Finding, truth: Examples, candidates: Tensor) -> dict[str, Any]:
@@ -124,37 +121,6 @@ def drawable(shape: Sequence[int]) -> bool:
     return len(shape) in (2, 3) and min(shape) >= 1
 
 
-def sheet_layout(
-    count: int, shape: Sequence[int], *, originals: bool = True, lines: int = 3
-) -> SheetLayout:
-    """Places for `count` pairs of images of `shape`, ten in a row, `lines` of text below each."""
-    columns = 10
-    side = _drawn_size(shape)
-    cell = max(side[0], 76)
-    rows = 2 if originals else 1
-    band = rows * (side[1] + LOOK.between) + lines * LOOK.line + 24
-    used = max(1, min(columns, count))
-    width = max(2 * LOOK.margin + LOOK.labels + used * (cell + LOOK.gap) - LOOK.gap, 640)
-    top = LOOK.margin + LOOK.heading + 24
-    corners = []
-    for i in range(count):
-        row, column = divmod(i, columns)
-        x = LOOK.margin + LOOK.labels + column * (cell + LOOK.gap) + (cell - side[0]) // 2
-        corners.append((x, top + row * band))
-    bottom = top + -(-count // columns) * band
-    below = side[1] + LOOK.between
-    return SheetLayout(
-        width=width,
-        height=bottom + LOOK.line + LOOK.margin,
-        side=side,
-        cell=cell,
-        originals=tuple(corners) if originals else (),
-        reconstructions=tuple((x, y + (rows - 1) * below) for x, y in corners),
-        captions=tuple((x + side[0] // 2, y + rows * below + 2) for x, y in corners),
-        footer=(LOOK.margin, bottom),
-    )
-
-
 def draw_sheet(
     originals: Tensor | None,
     reconstructions: Tensor,
@@ -176,36 +142,60 @@ def draw_sheet(
         raise InputError(expected("sheet", "images, h x w or channels x h x w", shape))
     if len(captions) > LOOK.limit:
         footer += f"  ·  the first {LOOK.limit} of {len(captions)}"
-    lines = max((len(caption) for caption in captions), default=1)
-    plan = sheet_layout(count, shape, originals=originals is not None, lines=lines)
-    page = Image.new("RGB", (plan.width, plan.height), "white")
+    side, lines = LOOK.drawn(shape), max(map(len, captions), default=1)
+    words = ("reconstruction",) if originals is None else ("original", "reconstruction")
+    wide = max(side[0], LOOK.narrowest) + LOOK.gap
+    high = len(words) * (side[1] + LOOK.between) + lines * LOOK.line + LOOK.below
+    bands, left = -(-count // LOOK.columns), LOOK.margin + LOOK.labels
+    across = min(max(count, 1), LOOK.columns) * wide
+    width, bottom = max(LOOK.margin + left + across, 640), LOOK.top + bands * high
+    page = Image.new("RGB", (width, bottom + LOOK.line + LOOK.margin), "white")
     draw = ImageDraw.Draw(page)
-    nothing = _not_found(plan.side)
     draw.text((LOOK.margin, LOOK.margin - 4), title, INK, _font(LOOK.heading, bold=True))
+    for band in range(bands):
+        _label(draw, LOOK.top + band * high, side[1], words, rows)
     for i in range(count):
-        if originals is not None:
-            page.paste(_picture(originals[i], plan.side, bounds), plan.originals[i])
-        flag = i < len(marked) and bool(marked[i])
-        found = bool(torch.isfinite(reconstructions[i]).all())
-        picture = _picture(reconstructions[i], plan.side, bounds) if found else nothing
-        (x, y), (w, h) = plan.reconstructions[i], plan.side
-        page.paste(picture, (x, y))
-        if flag and found:  # outside the pixels: the picture itself stays as it was found
-            draw.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline=EXPOSED, width=2)
-        _draw_caption(draw, plan, i, captions[i], flag)
-    _draw_labels(draw, plan, rows)
-    draw.text(
-        plan.footer,
-        _fit(footer, plan.width - 2 * LOOK.margin, _font(LOOK.text)),
-        GREY,
-        _font(LOOK.text),
-    )
+        original = None if originals is None else _picture(originals[i], side, bounds)
+        there = bool(torch.isfinite(reconstructions[i]).all())
+        found = _picture(reconstructions[i], side, bounds) if there else _nothing(side)
+        flag = there and i < len(marked) and bool(marked[i])
+        tile = _tile((wide, high), original, found, captions[i], flag)
+        band, column = divmod(i, LOOK.columns)
+        page.paste(tile, (left + column * wide, LOOK.top + band * high - 2))
+    room, font = width - 2 * LOOK.margin, _font(LOOK.text)
+    draw.text((LOOK.margin, bottom), _fit(footer, room, font), GREY, font)
     stream = io.BytesIO()
     page.save(stream, "PNG", optimize=True)
     return stream.getvalue()
 
 
-def _not_found(side: tuple[int, int]) -> Image.Image:
+def _tile(
+    size: tuple[int, int],
+    original: Image.Image | None,
+    found: Image.Image,
+    caption: Sequence[str],
+    flag: bool,
+) -> Image.Image:
+    """An original, if it is known, over its reconstruction, and lines of text below."""
+    tile = Image.new("RGB", size, "white")
+    draw, (w, h) = ImageDraw.Draw(tile), found.size
+    x, y = (size[0] - w) // 2, 2  # room for a frame
+    if original is not None:
+        tile.paste(original, (x, y))
+        y += h + LOOK.between
+    tile.paste(found, (x, y))
+    if flag:  # outside the pixels: the picture itself stays as it was found
+        draw.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline=EXPOSED, width=2)
+    y += h + LOOK.between + 2
+    for k, line in enumerate(caption):
+        font = _font(LOOK.text, bold=flag and k == 1)
+        colour = GREY if k == 0 else EXPOSED if flag and k == 1 else INK
+        place = size[0] // 2, y + k * LOOK.line
+        draw.text(place, _fit(line, size[0] - 4, font), colour, font, "ma")
+    return tile
+
+
+def _nothing(side: tuple[int, int]) -> Image.Image:
     """A hatched box that says so."""
     w, h = side
     box = Image.new("RGB", side, "white")
@@ -221,36 +211,16 @@ def _not_found(side: tuple[int, int]) -> Image.Image:
     return box
 
 
-def _draw_caption(
-    draw: ImageDraw.ImageDraw, plan: SheetLayout, i: int, lines: Sequence[str], flag: bool
+def _label(
+    draw: ImageDraw.ImageDraw, top: int, h: int, pictures: Sequence[str], rows: Sequence[str]
 ) -> None:
-    x, y = plan.captions[i]
-    for k, line in enumerate(lines):
-        font = _font(LOOK.text, bold=flag and k == 1)
-        colour = GREY if k == 0 else EXPOSED if flag and k == 1 else INK
-        draw.text(
-            (x, y + k * LOOK.line), _fit(line, plan.cell + LOOK.gap - 4, font), colour, font, "ma"
-        )
-
-
-def _draw_labels(draw: ImageDraw.ImageDraw, plan: SheetLayout, rows: Sequence[str]) -> None:
-    """Say at the left of every band which row is which."""
+    """Say at the left of a band what each picture of a tile is, and each line below them."""
     right = LOOK.margin + LOOK.labels - 12
-    for words, corners in (("original", plan.originals), ("reconstruction", plan.reconstructions)):
-        for y in sorted({y for _, y in corners}):
-            draw.text((right, y + plan.side[1] // 2), words, INK, _font(LOOK.text, bold=True), "rm")
-    for y in sorted({y for _, y in plan.captions}):
-        for k, words in enumerate(rows):
-            draw.text((right, y + k * LOOK.line), words, GREY, _font(LOOK.text), "ra")
-
-
-def _drawn_size(shape: Sequence[int]) -> tuple[int, int]:
-    h, w = shape[-2:]
-    longest = max(h, w)
-    if longest > LOOK.large:
-        return max(1, w * LOOK.large // longest), max(1, h * LOOK.large // longest)
-    factor = max(1, round(LOOK.small / longest))
-    return w * factor, h * factor
+    for words in pictures:
+        draw.text((right, top + h // 2), words, INK, _font(LOOK.text, bold=True), "rm")
+        top += h + LOOK.between
+    for k, words in enumerate(rows):
+        draw.text((right, top + 2 + k * LOOK.line), words, GREY, _font(LOOK.text), "ra")
 
 
 def picture_of(image: Tensor, bounds: tuple[float, float]) -> Image.Image:

@@ -15,7 +15,7 @@ from remnant.bundle import Audit, Verdict
 from remnant.report.figures import number
 from remnant.report.page.files import ORIGINALS, Pictures
 from remnant.report.sheet import short_number
-from remnant.report.table import RecordTable, kinds_of, record_table
+from remnant.report.table import FeatureRow, record_table
 
 SCORES = {
     "tokens": "tokens right",
@@ -177,19 +177,15 @@ def _stretches(pieces: Sequence[str], same: Sequence[tuple[int, int]]) -> Marked
     return marked
 
 
-def feature_table(card: Card, audit: Audit, pictures: Pictures) -> RecordTable:
+def feature_table(card: Card, audit: Audit, pictures: Pictures) -> list[FeatureRow]:
     """One record of a table, feature by feature: whole numbers are rounded, then compared."""
     found = pictures.candidates.get(audit.attacks[card.attack].candidates or "")
     truth, count = pictures.originals, math.prod(pictures.shape or (0,))
-    names = [str(name) for name in audit.target.get("features") or ()][:count]
-    names += [f"feature {k + 1}" for k in range(len(names), count)]
-    columns = truth.flatten(1) if truth is not None and len(truth) > 1 else None
     return record_table(
         _features(found, card.candidate) or [math.nan] * count,
         true=_features(truth, card.original),
-        features=names,
-        kinds=() if columns is None else kinds_of(columns.tolist()),
-        spread=() if columns is None else columns.std(0).tolist(),
+        features=audit.target.get("features") or (),
+        known=truth.flatten(1) if truth is not None and len(truth) > 1 else None,
     )
 
 
