@@ -352,11 +352,7 @@ DATA = {
     "CIFAR with a foreign name": ("data_batch_1", pickle.dumps(Bomb(), protocol=2), "open"),
     "CIFAR cut short": ("data_batch_1", pickle.dumps({b"data": 1}, protocol=2)[:-4], "binary"),
     "CIFAR without arrays": ("data_batch_1", pickle.dumps({b"data": [1]}), "binary archive"),
-    "CIFAR with a memo bomb": (
-        "data_batch_1",
-        b"\x80\x02Nr\xff\xff\xff\xff.",
-        "in place of a table",
-    ),
+    "CIFAR with a memo bomb": ("data_batch_1", b"\x80\x02Nr\xff\xff\xff\xff.", "memo larger"),
     "tar without CIFAR": ("c.tar.gz", tar_of(readme=b"hello"), "CIFAR batches"),
     "tar with a link": ("c.tar.gz", link_in_tar, "a link or a device"),
     "tar bomb": ("c.tar.gz", lambda path: path.write_bytes(zeros(80)), "header of a tar"),

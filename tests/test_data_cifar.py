@@ -138,6 +138,7 @@ def test_no_name_is_ever_called():
     [
         (b"", "EOFError|ValueError"),
         (python()[:-50], "use the binary archive"),
+        (b"\x80\x02}r\xff\xff\xff\xff.", "a memo larger than the file"),
         (b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"1.", "use the binary archive"),
         (b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.", "not used for bytes"),
         (pickle.dumps([1, 2]), "use the binary archive"),

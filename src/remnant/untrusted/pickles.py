@@ -1,15 +1,14 @@
 """What a pickle would make, without making it: values, and calls that are only written down.
 
-A pickle is a program for a small stack machine. Python's own (the one in Python) runs here, with
-only the instructions in the tables below: a name and its arguments become a `Call`, and nothing
-that a file names is imported or called. Every instruction leaves at most one small value behind, so
-what comes out is no larger than what went in (parts may be shared, and must not be walked through
-again and again).
+A pickle is a program for a small stack machine, and Python's own machine calls what the program
+names. This one calls nothing that a file names: a name and its arguments become a `Call`.
+Every instruction leaves at most one small value behind, so what comes out is no larger than what
+went in (parts may be shared, and must not be walked through again and again).
 """
 
 from __future__ import annotations
 
-import pickle
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -17,6 +16,7 @@ from typing import IO, Any
 from remnant.untrusted.files import shown
 
 ENCODE = "_codecs.encode"  # how protocol 2 spells bytes: the one call that is made here
+_MARK = object()
 
 
 class Foreign(Exception):
@@ -55,59 +55,72 @@ def pickled(
 ) -> Any:
     """The value of one pickle; names that are not `known` are a `Foreign`.
 
-    most: how many bytes there are; no more are made by encoding texts.
+    most: how many bytes there are; the memo has no more places than that.
     seen: is given all calls and references, wherever they stand.
     """
-    return _Machine(stream, known, most, [] if seen is None else seen).load()
+    machine = _Machine(known, most)
+    for opcode, argument, _ in pickletools.genops(stream):
+        if opcode.name == "STOP":
+            if seen is not None:
+                seen.extend(machine.seen)
+            return machine.pop()
+        step = _STEPS.get(opcode.name)
+        if step is None:
+            raise ValueError(f"the instruction {opcode.name}")
+        step(machine, argument)
+    raise ValueError("no end")
 
 
-class _Machine(pickle._Unpickler):
-    """Python's machine, with every instruction that would import, call, hash or change what a file
-    says replaced."""
+class _Machine:
+    def __init__(self, known: Callable[[str], bool], most: int) -> None:
+        self.known, self.most, self.encoded = known, most, 0
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.seen: list[Call | Reference] = []
 
-    stack: list[Any]
-    pop_mark: Callable[[], list[Any]]
-
-    def __init__(
-        self,
-        stream: IO[bytes],
-        known: Callable[[str], bool],
-        most: int,
-        seen: list[Call | Reference],
-    ) -> None:
-        super().__init__(stream, encoding="bytes")  # texts of Python 2 are bytes
-        self.known, self.left, self.seen = known, most, seen
-
-    def find_class(self, module: Any, name: Any) -> Name:
-        if not self.known(f"{module}.{name}"):
-            raise Foreign(f"{module}.{name}")
-        return Name(f"{module}.{name}")
-
-    def persistent_load(self, key: Any) -> Reference:
-        reference: Reference = self.noted(Reference(key))
-        return reference
-
-    def noted(self, value: Any) -> Any:
-        self.seen.append(value)
+    def pop(self) -> Any:
+        value = self.stack.pop()
+        if value is _MARK:
+            raise ValueError("a mark in place of a value")
         return value
 
-    def empty_set(self) -> None:
-        self.stack.append(self.noted(Call("builtins.set", ())))
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
-    def reduce(self) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
+    def note(self, value: Call | Reference) -> None:
+        self.seen.append(value)
+        self.push(value)
+
+    def since_mark(self) -> list[Any]:
+        items: list[Any] = []
+        while (value := self.stack.pop()) is not _MARK:
+            items.append(value)
+        return items[::-1]
+
+    def put(self, place: int) -> None:
+        if not 0 <= place <= self.most:
+            raise ValueError("a memo larger than the file")
+        self.memo[place] = self.stack[-1]
+
+    def name(self, name: str) -> None:
+        if not self.known(name):
+            raise Foreign(name)
+        self.push(Name(name))
+
+    def call(self, function: Any, arguments: Any) -> None:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise ValueError("a call of no function")
-        encodes = function.name == ENCODE
-        made = self.encode(*arguments) if encodes else self.noted(Call(function.name, arguments))
-        self.stack.append(made)
+        if function.name == ENCODE:
+            self.push(self.encode(*arguments))
+        else:
+            self.note(Call(function.name, arguments))
 
     def encode(self, text: Any, encoding: Any = None) -> bytes:
         """A text as bytes; a text that is kept could be encoded without end, so they count."""
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
             raise ValueError("an encoding that is not used for bytes")
-        self.left -= len(text)
-        if self.left < 0:
+        self.encoded += len(text)
+        if self.encoded > self.most:
             raise ValueError("more bytes than the file holds")
         return text.encode("latin1")
 
@@ -130,38 +143,86 @@ class _Machine(pickle._Unpickler):
             else:
                 held.items.append((key, value))
 
-    def dict_of_items(self) -> None:
-        pairs = self.pop_mark()
-        self.stack.append({})
-        self.set_items(pairs)
-
-    def build(self) -> None:
-        state = self.stack.pop()
+    def build(self, state: Any) -> None:
         if not isinstance(self.stack[-1], Call):
             raise ValueError("a state for what has none")
         self.stack[-1].state = state
 
 
-_AS_THEY_ARE = """
-    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE EMPTY_LIST EMPTY_DICT EMPTY_TUPLE LIST TUPLE TUPLE1
-    TUPLE2 TUPLE3 INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING
-    SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 UNICODE BINUNICODE SHORT_BINUNICODE
-    BINUNICODE8 PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL BINPERSID
-"""
-_REPLACED: dict[str, Callable[[_Machine], None]] = {
-    "REDUCE": _Machine.reduce,
-    "NEWOBJ": _Machine.reduce,
-    "BUILD": _Machine.build,
-    "DICT": _Machine.dict_of_items,
-    "SETITEM": lambda m: m.set_items([m.stack.pop(-2), m.stack.pop()]),
-    "SETITEMS": lambda m: m.set_items(m.pop_mark()),
-    "EMPTY_SET": _Machine.empty_set,
-    "APPEND": lambda m: m.extend([m.stack.pop()]),
-    "APPENDS": lambda m: m.extend(m.pop_mark()),
-    "ADDITEMS": lambda m: m.extend(m.pop_mark()),
+Step = Callable[[_Machine, Any], None]
+
+
+def _made(machine: _Machine, kind: Callable[[list[Any]], Any]) -> None:
+    machine.push(kind(machine.since_mark()))
+
+
+def _dict(machine: _Machine, _: Any) -> None:
+    pairs = machine.since_mark()
+    machine.push({})
+    machine.set_items(pairs)
+
+
+def _tuple(count: int) -> Step:
+    def step(machine: _Machine, _: Any) -> None:
+        items = [machine.pop() for _ in range(count)]
+        machine.push(tuple(items[::-1]))
+
+    return step
+
+
+def _stack_global(machine: _Machine, _: Any) -> None:
+    name, module = machine.pop(), machine.pop()
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise ValueError("a name that is no text")
+    machine.name(f"{module}.{name}")
+
+
+def _reduce(machine: _Machine, _: Any) -> None:
+    arguments = machine.pop()
+    machine.call(machine.pop(), arguments)
+
+
+def _set_item(machine: _Machine, _: Any) -> None:
+    value, key = machine.pop(), machine.pop()
+    machine.set_items([key, value])
+
+
+_TEXTS = (
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+)  # fmt: skip
+_BYTES = ("STRING", "BINSTRING", "SHORT_BINSTRING")  # of Python 2, which pickletools decodes
+_NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
+_STEPS: dict[str, Step] = {
+    **dict.fromkeys((*_TEXTS, *_NUMBERS), lambda m, a: m.push(a)),
+    **dict.fromkeys(_BYTES, lambda m, a: m.push(a.encode("latin1"))),
+    **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.put(int(a))),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: m.push(m.memo[int(a)])),
+    "MEMOIZE": lambda m, a: m.put(len(m.memo)),
+    "NONE": lambda m, a: m.push(None),
+    "NEWTRUE": lambda m, a: m.push(True),
+    "NEWFALSE": lambda m, a: m.push(False),
+    "MARK": lambda m, a: m.push(_MARK),
+    "EMPTY_LIST": lambda m, a: m.push([]),
+    "EMPTY_DICT": lambda m, a: m.push({}),
+    "EMPTY_TUPLE": lambda m, a: m.push(()),
+    "EMPTY_SET": lambda m, a: m.note(Call("builtins.set", ())),
+    "LIST": lambda m, a: _made(m, list),
+    "TUPLE": lambda m, a: _made(m, tuple),
+    "TUPLE1": _tuple(1),
+    "TUPLE2": _tuple(2),
+    "TUPLE3": _tuple(3),
+    "DICT": _dict,
+    "APPEND": lambda m, a: m.extend([m.pop()]),
+    "APPENDS": lambda m, a: m.extend(m.since_mark()),
+    "ADDITEMS": lambda m, a: m.extend(m.since_mark()),
+    "SETITEM": _set_item,
+    "SETITEMS": lambda m, a: m.set_items(m.since_mark()),
+    "GLOBAL": lambda m, a: m.name(str(a).replace(" ", ".", 1)),
+    "STACK_GLOBAL": _stack_global,
+    "REDUCE": _reduce,
+    "NEWOBJ": _reduce,
+    "BUILD": lambda m, a: m.build(m.pop()),
+    "BINPERSID": lambda m, a: m.note(Reference(m.pop())),
 }
-_STEPS: dict[int, Any] = {
-    code: pickle._Unpickler.dispatch[code]
-    for code in (getattr(pickle, name)[0] for name in _AS_THEY_ARE.split())
-}
-_Machine.dispatch = _STEPS | {getattr(pickle, name)[0]: step for name, step in _REPLACED.items()}
