@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from remnant.solvers.replay.ways import ReplaySettings
 from torch import Tensor
 
 from remnant.data import load
@@ -41,7 +42,6 @@ from remnant.experiments.informed_targets import (
     train_shadows,
 )
 from remnant.scoring.criteria import mse_each, oracle, order_statistics
-from remnant.solvers.replay.ways import ReplaySettings
 from remnant.types import Examples
 
 AT_ONCE = 5  # targets whose runs are replayed together

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
-from remnant.training.private import PerRecord, PrivateDescent
+from remnant.training.private import PerRecord
+from remnant.training.recipes import PrivateDescent
 from remnant.training.run import prepare
 from remnant.types import Examples, Scaling
 
@@ -15,7 +16,7 @@ from remnant.types import Examples, Scaling
 class MatchedFilter:
     """The best guess which of k candidates took part, by one who knows all the other records.
 
-    A `watch` for `train_private` on the known records and, after them, one of the candidates. It
+    A `watch` for `train` on the known records and, after them, one of the candidates. It
     subtracts the clipped gradients of those known records that were drawn, and adds up
     log-likelihood ratios against nobody (k). Whether the candidate was drawn, it does not look at:
     the ratio of a step is a mixture, 1 - q + q times that of the candidate being there.

@@ -4,9 +4,9 @@ import torch
 
 from remnant.data import load
 from remnant.models import build
+from remnant.solvers.replay.problem import ReplaySettings
+from remnant.solvers.replay.run import end_of_run
 from remnant.solvers.replay.solve import class_starts
-from remnant.solvers.replay.unroll import end_of_run
-from remnant.solvers.replay.ways import ReplaySettings
 from remnant.training import GradientDescent
 from remnant.training.fleet import share
 from remnant.types import Scaling

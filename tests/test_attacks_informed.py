@@ -15,7 +15,7 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.reconstructor.reconn import RecoNN
-from remnant.solvers.replay.ways import ReplaySettings
+from remnant.solvers.replay.problem import ReplaySettings
 from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
 from seeding import seeded
@@ -202,7 +202,7 @@ def test_what_is_missing_is_said():
     target, _ = informed_target()
     for changes, words in [
         ({"initial": None}, "give --initial"),
-        ({"recipe": None}, "GradientDescent, SGD or Adam"),
+        ({"recipe": None}, "GradientDescent, SGD, Adam or PrivateDescent"),
         ({"recipe": DecayTime()}, "got DecayTime"),
         ({"known": None}, "needs the labels of all"),
         ({"records": 30}, "all are known"),

@@ -13,9 +13,9 @@ from remnant.distill import Distillation, distil, problem
 from remnant.kernels import Dense
 from remnant.models import build
 from remnant.progress import listening
+from remnant.solvers.replay.problem import ReplaySettings
+from remnant.solvers.replay.run import end_of_run
 from remnant.solvers.replay.solve import class_starts, replay
-from remnant.solvers.replay.unroll import end_of_run
-from remnant.solvers.replay.ways import ReplaySettings
 from remnant.store import keeping_states, load_state, open_run, save_state
 from remnant.training import DecayTime, GradientDescent, train
 from remnant.training.fleet import share

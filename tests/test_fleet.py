@@ -138,7 +138,7 @@ def test_what_cannot_run_in_step_is_refused():
     model = build("mlp:64-6-10", generator=seeded(1))
     fixed, others = digits()
     for recipe, words in [
-        (DecayTime(), "expected GradientDescent, SGD or Adam, got DecayTime"),
+        (DecayTime(), "expected GradientDescent, SGD, Adam or PrivateDescent, got DecayTime"),
         (GradientDescent(lr=0.1, steps=3, stop_loss=0.1), "a fixed number of steps"),
     ]:
         with pytest.raises(InputError, match=words):

@@ -6,17 +6,37 @@ import pytest
 import torch
 
 from remnant.solvers.numerics import minimise
-from remnant.solvers.replay.chart import Chart
-from remnant.solvers.replay.columns import Anderson, end_of_layer, grid_of, parts_of, solve_columns
-from remnant.solvers.replay.depend import idle_records, sensitivity
+from remnant.solvers.replay.certify import idle_records
+from remnant.solvers.replay.chart import Chart, chart_of
+from remnant.solvers.replay.columns import (
+    Anderson,
+    end_of_layer,
+    grid_of,
+    known_box,
+    parts_of,
+    solve_columns,
+)
 from remnant.solvers.replay.kinks import has_kinks, with_kinks
-from remnant.solvers.replay.newton import gauss_newton
-from remnant.solvers.replay.observe import Observation
-from remnant.solvers.replay.outside import frames
-from remnant.solvers.replay.unroll import end_of_run, misfit, pull_back, push_forward, states
-from remnant.solvers.replay.ways import known_box
+from remnant.solvers.replay.newton import newton
+from remnant.solvers.replay.problem import ReplayProblem, ReplaySettings
+from remnant.solvers.replay.run import (
+    Observation,
+    end_of_run,
+    misfit,
+    pull_back,
+    push_forward,
+    states,
+)
 from remnant.training import SGD, Adam
 from replay_case import RECIPE, a_run, seeded, starts_of
+
+
+def problem_of(run, released, **settings):
+    observation = Observation()
+    return ReplayProblem(
+        run=run, observation=observation, settings=ReplaySettings(**settings),
+        seen=observation.seen(run, released), chart=Chart(),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -65,14 +85,14 @@ def test_kinks_keep_their_run_and_gain_a_second_derivative(activation, at, low):
 def test_the_first_layer_tells_the_line_outside_the_known_span(activation):
     recipe = replace(RECIPE, weight_decay=1e-2)
     run, released, truth, _labels = a_run(recipe, spec=f"mlp:64-8-10:{activation}")
-    frame = frames(run, released)
+    frame = chart_of(run, released).frame
     assert frame.shape[2] == 1 + int(torch.linalg.matrix_rank(run.inputs.flatten(1)))
     flat = truth.flatten(1)
     kept = (frame @ (frame.transpose(1, 2) @ flat[:, :, None]))[:, :, 0]
     assert torch.allclose(kept, flat, atol=1e-8)
     noisy = {n: w + 1e-4 * torch.rand(w.shape, generator=seeded(0)) for n, w in released.items()}
-    assert frames(run, noisy) is None
-    assert frames(a_run(Adam(steps=3))[0], released) is None
+    assert chart_of(run, noisy).frame is None
+    assert chart_of(a_run(Adam(steps=3))[0], released).frame is None
 
 
 def test_derivatives_forward_and_backward_agree_with_differences():
@@ -94,8 +114,8 @@ def test_derivatives_forward_and_backward_agree_with_differences():
 def test_one_full_step_without_a_kink_is_gauss_newton():
     run, released, truth, labels = a_run(targets=2)
     near = truth + 1e-4 * torch.randn(truth.shape, generator=seeded(0), dtype=torch.float64)
-    seen = Observation().seen(run, released)
-    found = gauss_newton(run, near, labels, seen, chart=Chart(), bends=(0.0, 0.0), inner=40)
+    problem = problem_of(run, released, bends=(0.0, 0.0), inner=40)
+    found = newton(problem, near, labels, 1)
     assert (found.points - truth.flatten(1)).abs().max() < 1e-8
     assert found.evaluations == 3
 
@@ -122,20 +142,19 @@ def test_extrapolation_solves_a_linear_repetition():
     assert float((goal @ torch.matrix_power(matrix, 7).T).abs().max()) > 1  # without it
 
 
-def test_sensitivity_is_the_length_of_the_derivative():
-    run, _, truth, labels = a_run(targets=1)
-    observe = Observation().of(run)
-    found = sensitivity(run, truth, labels, observe=observe, memory=1 << 30)
-    path, units = states(run, truth, labels), torch.eye(64, dtype=torch.float64)
-    lengths = [
+def test_a_record_is_idle_where_its_derivative_is_too_short():
+    """By two draws of a mean: where a move leaves a hundred times less or more than is matched."""
+    run, released, truth, labels = a_run(targets=1)
+    observe, units = Observation().of(run), torch.eye(64, dtype=torch.float64)
+    path = states(run, truth, labels)
+    length = sum(
         float(observe(push_forward(run, path, truth, labels, unit.view_as(truth))).square().sum())
         for unit in units
-    ]
-    assert float(found.sum()) == pytest.approx(sum(lengths), rel=0.5)  # two draws of a mean
-    assert found.min() > 0
-    strict = torch.tensor([1e9])
-    for matched, idle in [(torch.zeros(1), False), (strict, True)]:
-        said = idle_records(run, truth, labels, matched, observe=observe, memory=1 << 30)
+    )
+    left = (0.05 * float(run.inputs.std()) * run.records) ** 2 * length
+    for share, idle in [(0.0, False), (1e-3, False), (10.0, True)]:
+        matched = torch.tensor([share * left])
+        said = idle_records(problem_of(run, released), truth, labels, matched)
         assert said.tolist() == [[idle]]
 
 

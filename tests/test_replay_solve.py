@@ -9,9 +9,8 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.replay.chart import chart_of
-from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.run import Observation, end_of_run
 from remnant.solvers.replay.solve import replay, replay_update
-from remnant.solvers.replay.unroll import end_of_run
 from remnant.training import SGD, Adam, GradientDescent
 from remnant.training.fleet import share
 from remnant.types import Scaling

@@ -19,7 +19,7 @@ from remnant.experiments.informed_targets import (
 from remnant.experiments.study import cells
 from remnant.models import build
 from remnant.scoring.criteria import kl_each
-from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.run import Observation
 from remnant.training import SGD, Adam, GradientDescent
 from seeding import seeded
 

@@ -14,7 +14,7 @@ from remnant.store import read_run, spec_hash
 from remnant.sweep import fleets
 from remnant.sweep.executors import task_hash
 from remnant.sweep.fleets import Fleet, fleet_spec, spread_fleet, train_part
-from remnant.training import SGD, GradientDescent, PrivateDescent, train_private
+from remnant.training import SGD, GradientDescent, PrivateDescent, train
 from remnant.types import Scaling
 
 
@@ -175,7 +175,7 @@ def test_a_private_fleet_is_kept_and_is_private_training_from_the_initial_weight
     still = PrivateDescent(lr=0.5, steps=5, noise=0.0, clip=0.4)
     fleet = small_fleet(recipe=still, initial=initial)
     whole, digits = fleet.train(slice(None)), load("digits")
-    alone = train_private(
+    alone = train(
         start, digits.take([*range(40), 42]), still,
         scaling=fleet.scaling, generator=torch.Generator(),
     )  # fmt: skip

@@ -13,7 +13,8 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build, parse_model
 from remnant.training import GradientDescent, loss_named, train
-from remnant.training.private import PerRecord, PrivateDescent, cut, train_private
+from remnant.training.private import PerRecord, cut
+from remnant.training.recipes import PrivateDescent
 from remnant.types import Examples, Scaling
 from seeding import seeded
 
@@ -25,7 +26,7 @@ def network(text="mlp:64-8-10:tanh"):
 
 
 def private(model, recipe, examples=DIGITS, seed=0, **more):
-    return train_private(model, examples, recipe, scaling=Scaling(), generator=seeded(seed), **more)
+    return train(model, examples, recipe, scaling=Scaling(), generator=seeded(seed), **more)
 
 
 def recipe(**changes):

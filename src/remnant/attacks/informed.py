@@ -31,9 +31,7 @@ from remnant.attacks.informed_known import (
     public_labels,
     unknown_count,
     unknown_labels,
-    unmet_privately,
     with_labels,
-    without_privacy,
 )
 from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import (
@@ -50,15 +48,16 @@ from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
-from remnant.solvers.replay.errors import squared_errors
-from remnant.solvers.replay.observe import Observation, stacked
+from remnant.solvers.replay.certify import squared_errors
+from remnant.solvers.replay.problem import ReplaySettings
+from remnant.solvers.replay.run import Observation, stacked
 from remnant.solvers.replay.solve import Replayed, class_starts, replay, replay_update
-from remnant.solvers.replay.ways import ReplaySettings
-from remnant.training.fleet import FixedStep, SharedRun, check_recipe, rows_of, share
-from remnant.training.private import train_private
-from remnant.training.recipes import Adam, PrivateDescent
+from remnant.training.descent import step_count
+from remnant.training.fleet import SharedRun, check_recipe, share
+from remnant.training.recipes import Adam, FixedStep, PrivateDescent
 from remnant.training.run import train
 from remnant.training.shadows import Fleet, trained
+from remnant.training.stacked import check_private
 from remnant.types import Candidates, Examples, Knowledge, Stated, Status, Target
 
 Method = Literal["replay", "ridge", "reconn"]
@@ -165,10 +164,8 @@ class Informed:
 
         Of small batches memory sets the pace: a step costs as much as 200 records more would.
         """
-        recipe, count = without_privacy(scene.target.knowledge.recipe), scene.parameters
-        steps = 0
-        if isinstance(recipe, FixedStep):
-            steps = len(rows_of(recipe, scene.records, torch.Generator()))
+        recipe, count = scene.target.knowledge.recipe, scene.parameters
+        steps = step_count(recipe, scene.records) if isinstance(recipe, FixedStep) else 0
         kinks = any(isinstance(m, nn.ReLU | nn.LeakyReLU) for m in scene.target.model.modules())
         each = in_steps(9 * (scene.records + 200) * count * 1e-9)
         memory = min(12.0 * count * steps, 2.0**30) + 40.0 * count
@@ -182,14 +179,9 @@ class Informed:
             model = fresh_model(model, generator)
         else:
             model.load_state_dict(known.initial, strict=False)
-        if isinstance(known.recipe, PrivateDescent):
-            trained = train_private(
-                model, strangers, known.recipe, scaling=target.scaling, generator=generator
-            )
-        else:
-            assert isinstance(known.recipe, FixedStep)
-            order = self.order()
-            trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=order)
+        assert isinstance(known.recipe, FixedStep)
+        own = generator if isinstance(known.recipe, PrivateDescent) else self.order()
+        trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=own)
         initial = None if known.initial is None else trained.initial
         held = Knowledge(initial=initial, recipe=known.recipe, loss=scene.loss)
         return replace(target, model=trained.model, knowledge=held)
@@ -202,14 +194,20 @@ class Informed:
                 "the weights before training are unknown, and replay starts there; give --initial, "
                 "or --method ridge or reconn"
             )
-        if isinstance(held.recipe, PrivateDescent):
-            against = unmet_privately(target, held.recipe, self.method)
-            if against:
-                return against
         try:
-            recipe = check_recipe(without_privacy(held.recipe))
+            recipe = check_recipe(held.recipe)
         except InputError as error:
             return f"the training recipe must be known: {error}"
+        if isinstance(recipe, PrivateDescent):
+            if self.method == "replay":
+                return (
+                    "training was private: replay cannot know what noise was added; --method ridge "
+                    "or reconn learns from shadow models trained as privately"
+                )
+            try:
+                check_private(target.model, recipe)
+            except InputError as error:
+                return str(error)
         if batched(recipe) and self.order_seed is None:
             return "the order of mini-batches is unknown; give the seed that shuffled them"
         told = (
@@ -242,7 +240,7 @@ class Informed:
         return share(
             target.model,
             known,
-            without_privacy(held.recipe),
+            held.recipe,
             scaling=target.scaling,
             extra=extra,
             initial=held.initial,
@@ -312,9 +310,8 @@ class Informed:
         public = held.public[:count]
         labels = public_labels(target)[:count]
         run = self.run_of(target, torch.float32)
-        recipe = held.recipe if isinstance(held.recipe, PrivateDescent) else run.recipe
         wanted = Fleet(
-            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=recipe,
+            model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=run.recipe,
             scaling=target.scaling, order_seed=self.order_seed or 0, initial=held.initial,
         )  # fmt: skip
         if held.initial is None:

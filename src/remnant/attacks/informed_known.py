@@ -12,10 +12,8 @@ from remnant.attacks.kkt import fresh_model
 from remnant.attacks.outcome import model_box
 from remnant.errors import InputError
 from remnant.solvers.descent.label_counts import labels_of_run
-from remnant.training.fleet import FixedStep
 from remnant.training.losses import predicted
-from remnant.training.private_fleet import check_private
-from remnant.training.recipes import GradientDescent, PrivateDescent
+from remnant.training.recipes import FixedStep, GradientDescent
 from remnant.types import Target
 
 
@@ -38,34 +36,8 @@ def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16)
     return target
 
 
-def without_privacy(recipe: object) -> object:
-    """The descent that a private recipe clips and adds noise to, and any other recipe as it is."""
-    if not isinstance(recipe, PrivateDescent):
-        return recipe
-    return GradientDescent(
-        lr=recipe.lr, steps=recipe.steps, momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay, loss=recipe.loss,
-    )  # fmt: skip
-
-
-def unmet_privately(target: Target, recipe: PrivateDescent, method: str) -> str:
-    """What stands against the attack where training was private; empty if nothing does."""
-    if method == "replay":
-        return (
-            "training was private: replay cannot know what noise was added, nor does it clip; "
-            "--method ridge or reconn learns from shadow models trained as privately"
-        )
-    if target.knowledge.initial is None:
-        return "shadow models of private training start from the initial weights; give --initial"
-    try:
-        check_private(target.model, recipe)
-    except InputError as error:
-        return str(error)
-    return ""
-
-
 def batched(recipe: FixedStep) -> bool:
-    return not isinstance(recipe, GradientDescent) and recipe.batch_size is not None
+    return getattr(recipe, "batch_size", None) is not None
 
 
 def drawn_by_position(target: Target) -> bool:

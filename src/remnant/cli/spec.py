@@ -92,7 +92,7 @@ Numbers = Annotated[Text, BeforeValidator(numbers)]
 
 
 class Privacy(BaseModel):
-    """The ledger of a differentially private training; `train_private`'s own names do as well."""
+    """The ledger of a differentially private training; the names in `train`'s ledger do too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -113,7 +113,7 @@ class Privacy(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def refuse_whole_ledger(cls, values: Any) -> Any:
-        """A whole ledger of `train_private` or all of `bound.json` holds these fields deeper."""
+        """A whole ledger of `train` or all of `bound.json` holds these fields deeper."""
         for key in ("privacy", "ledger"):
             if isinstance(values, dict) and key in values:
                 raise ValueError(f"only what stands under {key} in it")

@@ -42,8 +42,8 @@ from remnant.seeds import generator_for
 from remnant.sweep.table import Row
 from remnant.training import DecayTime, GradientDescent
 from remnant.training import defences as defend
-from remnant.training.fleet import train_fleet
-from remnant.training.private_fleet import clipped_sum, share_private
+from remnant.training.fleet import share, train_fleet
+from remnant.training.private import PerRecord
 from remnant.training.recipes import PrivateDescent
 from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
 
@@ -220,11 +220,13 @@ def send(
         return perturbed(kind, strength, gradient, generator)
     noise = private.noise_for(strength, 1) if kind == "private" else 0.0
     recipe = PrivateDescent(lr=1.0, steps=1, noise=noise, clip=clip)
-    run = share_private(model, batch, recipe, scaling=scaling)
-    sums = clipped_sum(run, [w[None] for w in run.start], run.inputs, run.labels, graph=False)
+    names, weights = zip(*model.named_parameters(), strict=True)
+    inputs = scaling.to_model(batch.inputs)
+    each = PerRecord(model=model, inputs=inputs, labels=batch.labels, recipe=recipe)
+    sums, _ = each.total([w.detach() for w in weights], torch.arange(len(batch)))
     draws = [torch.randn(s.shape, generator=generator) for s in sums]
-    moves = [(s + noise * clip * d)[0] / len(batch) for s, d in zip(sums, draws, strict=True)]
-    return dict(zip(run.names, moves, strict=True))
+    moves = [(s + noise * clip * d) / len(batch) for s, d in zip(sums, draws, strict=True)]
+    return dict(zip(names, moves, strict=True))
 
 
 def measure_gradient(
@@ -270,8 +272,8 @@ def measure_informed(
     model = build(text, generator=generator_for(seed, "informed weights"))
     recipe = recipe_under(name, kind, strength, sizes.epochs)
     if isinstance(recipe, PrivateDescent):
-        run = share_private(model, known, recipe, scaling=Scaling())
-        weights = private.fleet(run, targets, generator_for(seed, "training"))
+        run = share(model, known, recipe, scaling=Scaling())
+        weights = private.fleet(model, known, targets, recipe, generator_for(seed, "training"))
         guess = private.by_replay(run, weights, targets, sizes.evaluations)
         status = str(Status.INCONCLUSIVE)
     else:

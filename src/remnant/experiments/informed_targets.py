@@ -16,12 +16,13 @@ from remnant.scoring.criteria import mse_each
 from remnant.seeds import generator_for
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
-from remnant.solvers.replay.observe import Observation
+from remnant.solvers.replay.problem import ReplaySettings
+from remnant.solvers.replay.run import Observation
 from remnant.solvers.replay.solve import Replayed, class_starts, replay
-from remnant.solvers.replay.ways import ReplaySettings
 from remnant.sweep.table import Row
 from remnant.training import SGD, Adam, GradientDescent
-from remnant.training.fleet import FixedStep, SharedRun, share, train_fleet
+from remnant.training.fleet import SharedRun, share, train_fleet
+from remnant.training.recipes import FixedStep
 from remnant.types import Examples, Scaling, Weights
 
 

@@ -34,15 +34,11 @@ from remnant.scoring import nearest_public
 from remnant.seeds import generator_for
 from remnant.solvers.numerics import minimise
 from remnant.solvers.reconstructor.ridge import fit_per_label
+from remnant.solvers.replay.run import Observation, misfit
 from remnant.solvers.replay.solve import class_starts
 from remnant.sweep.table import Row
+from remnant.training.fleet import SharedRun, share, train_fleet
 from remnant.training.private import privacy
-from remnant.training.private_fleet import (
-    PrivateRun,
-    private_end,
-    share_private,
-    train_private_fleet,
-)
 from remnant.training.recipes import PrivateDescent
 from remnant.training.stacked import stacked_forward
 from remnant.types import Examples, Scaling, Weights
@@ -65,9 +61,10 @@ def measure_private(
     recipe = recipe_for(budget, lr=lr, momentum=momentum, steps=steps, clip=clip)
     text = dense(examples, width, options=":elu")
     model = build(text, generator=generator_for(seed, "weights"))
-    run = share_private(model, known, recipe, scaling=Scaling())
-    released = fleet(run, unknown, generator_for(seed, f"noise {budget}"))
-    shadow = fleet(run, public, generator_for(seed, f"shadows {recipe.noise:g}"))
+    run = share(model, known, recipe, scaling=Scaling())
+    released = fleet(model, known, unknown, recipe, generator_for(seed, f"noise {budget}"))
+    drawn = generator_for(seed, f"shadows {recipe.noise:g}")
+    shadow = fleet(model, known, public, recipe, drawn)
     guesses = {
         "replay": by_replay(run, released, unknown, evaluations).clamp(0, 1),
         "ridge": by_ridge(shadow, public, released, unknown),
@@ -91,10 +88,13 @@ def measure_private(
     return [row | {"cpu_seconds": round(time.process_time() - began, 2)}]
 
 
-def fleet(run: PrivateRun, last: Examples, generator: torch.Generator) -> dict[str, Tensor]:
-    """Weights of one model for each of these records, trained on the known ones and it."""
-    return train_private_fleet(
-        run, last.inputs, last.labels, scaling=Scaling(), generator=generator
+def fleet(
+    model: nn.Module, known: Examples, last: Examples, recipe: PrivateDescent,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Weights of one model for each of the last records, trained on the known ones and it."""
+    return train_fleet(
+        model, known, last.inputs, last.labels, recipe, scaling=Scaling(), generator=generator
     )
 
 
@@ -122,7 +122,7 @@ def fleet_accuracy(model: nn.Module, weights: Weights, test: Examples) -> float:
 
 
 def by_replay(
-    run: PrivateRun, released: Weights, targets: Examples, evaluations: int, at_once: int = 10
+    run: SharedRun, released: Weights, targets: Examples, evaluations: int, at_once: int = 10
 ) -> Tensor:
     """k x shape: from the mean of each target's class, which is told. at_once: targets whose runs
     are differentiated together; ten take half a gigabyte."""
@@ -130,23 +130,22 @@ def by_replay(
     found = []
     for rows in torch.arange(len(targets)).split(at_once):
         labels, weights = targets.labels[rows], [w[rows] for w in released.values()]
-        found.append(replay_private(run, weights, means[labels], labels, evaluations=evaluations))
+        starts = means[labels].flatten(1)
+        found.append(replay_private(run, weights, starts, labels, evaluations=evaluations))
     return torch.cat(found).reshape(targets.inputs.shape)
 
 
 def replay_private(
-    run: PrivateRun, released: Sequence[Tensor], starts: Tensor, labels: Tensor, *, evaluations: int
+    run: SharedRun, released: Sequence[Tensor], starts: Tensor, labels: Tensor, *, evaluations: int
 ) -> Tensor:
     """K x d: the records whose noiseless runs end nearest to the released weights (K x shape)."""
-    size = len(run.inputs) + 1  # one record's influence is 1 / n, hence the factor
+    observe = Observation().of(run)
+    wanted, scale = observe(released), float(run.records)  # one record's influence is 1 / n
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
-        record = point.detach().requires_grad_()
-        ends = private_end(run, record, labels)
-        gaps = [(size * (e - r)).flatten(1) for e, r in zip(ends, released, strict=True)]
-        value = torch.cat(gaps, 1).square().sum(1)
-        (gradient,) = torch.autograd.grad(value.sum(), record)
-        return value.detach(), gradient
+        records = point.view(-1, 1, *run.inputs.shape[1:])
+        value, gradient = misfit(run, records, labels[:, None], observe, wanted, scale=scale)
+        return value, gradient.flatten(1)
 
     with task("replay", evaluations) as step:
         return minimise(objective, starts, evaluations=evaluations, each=step).points

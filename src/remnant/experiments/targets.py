@@ -21,8 +21,7 @@ from remnant.errors import InputError, expected
 from remnant.scoring import greedy, score, squared_l2
 from remnant.seeds import generator_for
 from remnant.sweep.table import Row
-from remnant.training import PrivateDescent, Recipe, train
-from remnant.training.private_fleet import share_private, train_private_fleet
+from remnant.training import Recipe, train
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Target, Weights, finite
 
 Attack = Callable[..., Candidates]
@@ -126,7 +125,7 @@ def train_scene(
     model: nn.Module,
     sides: Split,
     scaling: Scaling,
-    recipe: Recipe | PrivateDescent,
+    recipe: Recipe,
     *,
     seed: int,
     tell: Collection[str],
@@ -139,33 +138,14 @@ def train_scene(
     weights that are released, where a defence changes them. dtype: of the training alone.
     """
     generator, own = generator_for(seed, "training"), next(model.parameters()).dtype
-    if isinstance(recipe, PrivateDescent):
-        final, initial = _privately(model, sides.train, recipe, scaling, generator)
-        ledger: Mapping[str, Any] = {}
-    else:
-        trained = train(
-            model, sides.train, recipe, scaling=scaling, generator=generator, dtype=dtype
-        )
-        final, initial, ledger = trained.final, trained.initial, trained.ledger
-    final, initial = ({name: w.to(own) for name, w in each.items()} for each in (final, initial))
+    trained = train(model, sides.train, recipe, scaling=scaling, generator=generator, dtype=dtype)
+    final, initial = (
+        {name: w.to(own) for name, w in each.items()} for each in (trained.final, trained.initial)
+    )
     out = final if release is None else release(final, initial)
     known = {"initial": initial, "records": len(sides.train), "loss": recipe.loss}
     told = {name: known[name] for name in tell}
-    return place(with_weights(model, out), sides, scaling, training=ledger, **told)
-
-
-def _privately(
-    model: nn.Module, records: Examples, recipe: PrivateDescent, scaling: Scaling,
-    generator: torch.Generator,
-) -> tuple[Weights, Weights]:  # fmt: skip
-    """Final and initial weights: a fleet of one, whose last record is the one that varies."""
-    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    known, last = records.take(range(len(records) - 1)), records.take([len(records) - 1])
-    run = share_private(model, known, recipe, scaling=scaling)
-    stacked = train_private_fleet(
-        run, last.inputs, last.labels, scaling=scaling, generator=generator
-    )
-    return {name: value[0] for name, value in stacked.items()}, initial
+    return place(with_weights(model, out), sides, scaling, training=trained.ledger, **told)
 
 
 def attack(how: Attack, target: Target, seed: int) -> tuple[Candidates, float]:

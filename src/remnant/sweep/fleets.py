@@ -27,7 +27,6 @@ from remnant.seeds import generator_for
 from remnant.store import Run
 from remnant.sweep.executors import Outcome, map_tasks
 from remnant.training.fleet import MEMORY, chunk_size, share
-from remnant.training.recipes import PrivateDescent
 from remnant.training.shadows import Fleet, training_by
 
 FLEET_FILE = "fleet.safetensors"
@@ -121,8 +120,6 @@ def check_fleet(fleet: Fleet, run: Run, agree: float = 1e-4) -> dict[str, Tensor
 
 
 def _chunk(fleet: Fleet, memory: int) -> int:
-    if isinstance(fleet.recipe, PrivateDescent):
-        return len(fleet)  # its training heeds the memory itself
     order = generator_for(fleet.order_seed, "chunk")  # only the batch's size matters here
     run = share(
         fleet.model,

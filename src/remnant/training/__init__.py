@@ -2,7 +2,6 @@
 
 from remnant.training.linear import solve_linearised
 from remnant.training.losses import LOSSES, Loss, accuracy, check_labels, loss_named, targets
-from remnant.training.private import train_private
 from remnant.training.recipes import (
     RECIPES,
     SGD,
@@ -39,5 +38,4 @@ __all__ = [
     "solve_linearised",
     "targets",
     "train",
-    "train_private",
 ]

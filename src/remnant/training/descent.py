@@ -17,6 +17,7 @@ from remnant.training.recipes import (
     SGD,
     Adam,
     DecayTime,
+    FixedStep,
     GradientDescent,
     LossProportional,
     rate_share,
@@ -110,20 +111,16 @@ class Trace:
         self._seen += 1
 
 
-def step_count(recipe: GradientDescent | SGD | Adam, n: int) -> int:
+def step_count(recipe: FixedStep, n: int) -> int:
     """Steps of a run on n records that nothing stops."""
-    if isinstance(recipe, GradientDescent):
-        return recipe.steps
-    if isinstance(recipe, Adam) and recipe.steps is not None:
-        return recipe.steps
-    return (recipe.epochs or 0) * math.ceil(n / (recipe.batch_size or n))
+    if isinstance(recipe, SGD) or (isinstance(recipe, Adam) and recipe.epochs is not None):
+        return (recipe.epochs or 0) * math.ceil(n / (recipe.batch_size or n))
+    return recipe.steps or 0
 
 
-def batches(
-    recipe: GradientDescent | SGD | Adam, n: int, generator: torch.Generator
-) -> Iterator[Tensor | None]:
+def batches(recipe: FixedStep, n: int, generator: torch.Generator) -> Iterator[Tensor | None]:
     """The rows of every step, out of n, shuffled anew each epoch; None = all rows."""
-    size = None if isinstance(recipe, GradientDescent) else recipe.batch_size
+    size = getattr(recipe, "batch_size", None)
     left = step_count(recipe, n)
     while left > 0:
         epoch = [None] if size is None else torch.randperm(n, generator=generator).split(size)

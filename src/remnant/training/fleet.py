@@ -3,8 +3,9 @@
 The weights of K models are stacked (K x shape). The fixed records are the same for all, so that
 their first layer is one matrix product for all K; what differs goes through batched products. A
 step is a differentiable function of weights and differing records, so that a run can be replayed
-backwards. The differing records come last in the training order, as in `train` on the fixed
-records followed by them; with the same generator state the batches are the same too.
+backwards; so is a private one, but for its noise. The differing records come last in the training
+order, as in `train` on the fixed records followed by them; with the same generator state the
+batches are the same too.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.training.descent import batches
 from remnant.training.losses import check_labels
-from remnant.training.recipes import SGD, Adam, GradientDescent, Recipe, rate_share
+from remnant.training.recipes import FixedStep, PrivateDescent, Recipe, rate_share
 from remnant.training.run import named, prepare
-from remnant.training.stacked import Forward, stacked_forward, stacked_loss
+from remnant.training.stacked import (
+    Forward,
+    check_private,
+    clipped_sum,
+    stacked_forward,
+    stacked_loss,
+)
 from remnant.training.steps import first_state, slots, update
 from remnant.types import Examples, Scaling, Weights
 
-FixedStep = GradientDescent | SGD | Adam
 MEMORY = 1 << 30  # bytes that one chunk of a fleet may fill, roughly
 
 
@@ -70,7 +76,7 @@ class SharedRun:
 def share(
     model: nn.Module,
     fixed: Examples,
-    recipe: Recipe | object,
+    recipe: object,
     *,
     scaling: Scaling,
     extra: int = 1,
@@ -81,6 +87,8 @@ def share(
     """The run of `recipe` on `fixed` and `extra` unknown records, from `initial` (None = the
     model's own weights). `order` draws the mini-batches as in `train`."""
     fits = check_recipe(recipe)
+    if isinstance(fits, PrivateDescent):
+        check_private(model, fits)
     dtype = dtype or next(model.parameters()).dtype
     if len(fixed):
         mine, inputs, labels = prepare(model, fixed, fits.loss, scaling, dtype)
@@ -105,13 +113,13 @@ def share(
     )
 
 
-def check_recipe(recipe: Recipe | object) -> FixedStep:
+def check_recipe(recipe: object) -> FixedStep:
     """A recipe whose steps do not depend on the losses seen, or an error that says so."""
-    if not isinstance(recipe, GradientDescent | SGD | Adam):
-        wanted, got = "GradientDescent, SGD or Adam", type(recipe).__name__
+    if not isinstance(recipe, FixedStep):
+        wanted, got = "GradientDescent, SGD, Adam or PrivateDescent", type(recipe).__name__
         raise InputError(expected("fleet: recipe", wanted, got))
-    if recipe.stop_loss is not None:
-        got = f"stop_loss {recipe.stop_loss:g}"
+    if (stop := getattr(recipe, "stop_loss", None)) is not None:
+        got = f"stop_loss {stop:g}"
         raise InputError(expected("fleet: recipe", "a fixed number of steps", got))
     return recipe
 
@@ -133,11 +141,22 @@ def step_gradient(
     labels: Tensor,
     *,
     graph: bool = False,
-) -> tuple[Tensor, ...]:
-    """The gradient of that step's mean loss, model by model.
+    noise: torch.Generator | None = None,
+) -> Sequence[Tensor]:
+    """The gradient of that step's mean loss, model by model; clipped where training is private.
 
-    weights: K x shape each, requiring gradients. extra: K x m x shape, labels: K x m.
+    weights: K x shape each, requiring gradients. extra: K x m x shape, labels: K x m. noise: of
+    private training, drawn for each model; None = none.
     """
+    if isinstance(run.recipe, PrivateDescent):
+        known = clipped_sum(run.model, run.recipe, weights, run.inputs, run.labels, graph=graph)
+        own = clipped_sum(run.model, run.recipe, weights, extra, labels, graph=graph)
+        sums = [a + b for a, b in zip(known, own, strict=True)]
+        if noise is not None and run.recipe.noise:
+            drawn = [torch.randn(s.shape, generator=noise, dtype=s.dtype) for s in sums]
+            scale = run.recipe.noise * run.recipe.clip
+            sums = [s + scale * n for s, n in zip(sums, drawn, strict=True)]
+        return [s / run.records for s in sums]
     loss = step_loss(run, weights, step, extra, labels)
     return torch.autograd.grad(loss, list(weights), create_graph=graph)
 
@@ -184,12 +203,17 @@ def _own_rows(
 
 
 def advance(
-    run: SharedRun, step: int, state: Sequence[Tensor], extra: Tensor, labels: Tensor
+    run: SharedRun,
+    step: int,
+    state: Sequence[Tensor],
+    extra: Tensor,
+    labels: Tensor,
+    noise: torch.Generator | None = None,
 ) -> list[Tensor]:
     """One step of all K models, without a graph."""
     weights = [w.detach().requires_grad_() for w in state[: len(run.start)]]
     with torch.enable_grad():
-        grads = step_gradient(run, weights, step, extra.detach(), labels)
+        grads = step_gradient(run, weights, step, extra.detach(), labels, noise=noise)
     return run.update(step, [s.detach() for s in state], grads)
 
 
@@ -214,8 +238,9 @@ def train_fleet(
     """The weights (K x shape each) of K models, the k-th trained on `fixed` and inputs[k].
 
     inputs: K x shape in the data's own scale; labels: K. generator: the order of mini-batches, the
-    same for all models, or one generator each. initial: weights to start from, K x shape each
-    where every model has its own (None = those of `model`). Equal to `train` up to rounding.
+    same for all models, or one generator each; of private training the noise. initial: weights to
+    start from, K x shape each where every model has its own (None = those of `model`). Equal to
+    `train` up to rounding.
     """
     check_recipe(recipe)
     if len(inputs) != len(labels):
@@ -230,8 +255,8 @@ def train_fleet(
     rows = _stacked_rows(run, own) if own and run.rows[0] is not None else None
     extra = scaling.to_model(inputs.to(run.inputs))[:, None]
     check_labels(recipe.loss, torch.zeros(len(labels), _width(run)), labels)
-    finals = []
-    chunk = chunk_size(run, memory)
+    finals, chunk = [], chunk_size(run, memory)
+    noise = first if isinstance(recipe, PrivateDescent) else None
     with task("training fleet", len(inputs)) as tick:
         for at in range(0, len(inputs), chunk):
             part = slice(at, at + chunk)
@@ -240,7 +265,7 @@ def train_fleet(
             if stacked is not None:
                 state[: len(run.names)] = [stacked[n][part].to(run.inputs) for n in run.names]
             for step in range(len(run.rows)):
-                state = advance(mine, step, state, extra[part], labels[part, None])
+                state = advance(mine, step, state, extra[part], labels[part, None], noise)
             finals.append(state[: len(run.start)])
             tick(len(extra[part]))
     return run.named([torch.cat(parts) for parts in zip(*finals, strict=True)])

@@ -7,7 +7,6 @@ point numbers and an ordinary generator, which is right for a measurement and no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,60 +16,21 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from remnant.progress import task
-from remnant.training.descent import Trace, Walk
+from remnant.training.descent import Ending, Trace, TrainingLoss, Walk
 from remnant.training.losses import loss_named
-from remnant.training.recipes import PrivateDescent, describe
-from remnant.training.run import Trained, ended, measures, named, prepare
+from remnant.training.recipes import PrivateDescent
 from remnant.training.steps import first_state, update
-from remnant.types import Examples, Scaling
 
 Watch = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
 """Is told, at each step, the weights before it, the noisy sum of gradients at them, and the rows
 that were drawn. The adversary of the accounting knows the draws of all records but its own."""
 
 
-def train_private(
-    model: nn.Module,
-    examples: Examples,
-    recipe: PrivateDescent,
-    *,
-    scaling: Scaling,
-    generator: torch.Generator,
-    dtype: torch.dtype | None = None,
-    watch: Watch | None = None,
-) -> Trained:
-    """Train a copy of `model` as `train` does, privately; `generator` samples and makes the noise.
-
-    The ledger's `privacy` is what `bounds.Ledger` takes, or None for the controls. It counts all
-    the recipe's steps, also those that a divergence left out. `watch` sees what the strongest
-    adversary of the accounting sees.
-    """
-    trained, inputs, labels = prepare(model, examples, recipe.loss, scaling, dtype)
-    initial = named(trained)
-    moving = [p for p in trained.parameters() if p.requires_grad]
-    gradients = PerRecord(model=trained, inputs=inputs, labels=labels, recipe=recipe)
-    walk, trace = Walk([p.detach() for p in moving]), Trace()
-    stopped = _descend(gradients, walk, recipe, generator, trace, watch)
-    with torch.no_grad():
-        for parameter, weight in zip(moving, walk.weights, strict=True):
-            parameter.copy_(weight)
-        outputs = trained(inputs)
-        loss = loss_named(recipe.loss)(outputs, labels).item()
-    ledger = {
-        "recipe": describe(recipe),
-        "outcome": "complete" if stopped == "steps" and math.isfinite(loss) else "diverged",
-        "stopped": stopped,
-        "steps": walk.steps,
-        "privacy": privacy(recipe),
-        **measures(examples, outputs, loss),
-    }
-    return ended(trained, initial, trace, ledger)
-
-
 def privacy(recipe: PrivateDescent) -> dict[str, Any] | None:
     """The fields of a `bounds.Ledger` for a run by that recipe, or None where nothing is promised.
 
-    Zero-out: the sum is divided by a number that is the same with and without the record.
+    Zero-out: the sum is divided by a number that is the same with and without the record. All the
+    recipe's steps count, also those that a divergence left out.
     """
     if recipe.noise == 0 or not recipe.clipping:
         return None
@@ -121,25 +81,32 @@ class PerRecord:
 
 
 def cut(grads: Sequence[Tensor], clip: float) -> list[Tensor]:
-    """Each record's gradient (n x shape per parameter) scaled down to a norm of `clip` at most.
-
-    One that is not finite has no length to be cut to; it becomes 0, or it would tell.
-    """
+    """Each record's gradient (n x shape per parameter) scaled down to a norm of `clip` at most."""
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
-    factors = (clip / norms).clamp(max=1.0).masked_fill(~norms.isfinite(), 0.0)
+    factors = shrinking(norms, clip)
     wide = [factors.view(-1, *[1] * (g.ndim - 1)) for g in grads]
     return [torch.where(f > 0, f * g, 0.0) for f, g in zip(wide, grads, strict=True)]
 
 
-def _descend(
-    gradients: PerRecord,
+def shrinking(norms: Tensor, clip: float) -> Tensor:
+    """By what gradients of these norms are multiplied. One that is not finite has no length to be
+    cut to; it becomes 0, or it would tell."""
+    return (clip / norms).clamp(max=1.0).masked_fill(~norms.isfinite(), 0.0)
+
+
+def descend_privately(
+    problem: TrainingLoss,
     walk: Walk,
     recipe: PrivateDescent,
     generator: torch.Generator,
     trace: Trace,
     watch: Watch | None,
-) -> str:
-    n, everyone = len(gradients.inputs), torch.arange(len(gradients.inputs))
+) -> Ending:
+    """A step draws records, adds up their clipped gradients and adds noise."""
+    gradients = PerRecord(
+        model=problem.model, inputs=problem.inputs, labels=problem.labels, recipe=recipe
+    )
+    n, everyone, books = len(problem.inputs), torch.arange(len(problem.inputs)), privacy(recipe)
     state = first_state(recipe, walk.weights)
     with task("private training", recipe.steps) as tick:
         for _ in range(recipe.steps):
@@ -158,7 +125,6 @@ def _descend(
             walk.move(state[: len(sums)])
             # The weights are public, and so is what is decided by them alone.
             if not all(bool(w.isfinite().all()) for w in walk.weights):
-                walk.retreat()
-                return "diverged"
+                return "diverged", {"privacy": books}
             tick(note=f"loss {losses / max(len(rows), 1):.3g}")
-    return "steps"
+    return "steps", {"privacy": books}

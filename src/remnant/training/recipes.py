@@ -154,10 +154,12 @@ class PrivateDescent:
         _check(self)
 
 
-Recipe = GradientDescent | SGD | Adam | DecayTime | LossProportional
-"""What `train` takes; `PrivateDescent` is for `train_private`."""
+FixedStep = GradientDescent | SGD | Adam | PrivateDescent
+"""Recipes whose steps do not depend on the losses seen."""
 
-RECIPES: Mapping[str, type[Recipe | PrivateDescent]] = {
+Recipe = FixedStep | DecayTime | LossProportional
+
+RECIPES: Mapping[str, type[Recipe]] = {
     "gradient-descent": GradientDescent,
     "sgd": SGD,
     "adam": Adam,
@@ -168,7 +170,7 @@ RECIPES: Mapping[str, type[Recipe | PrivateDescent]] = {
 }
 
 
-def describe(recipe: Recipe | PrivateDescent) -> dict[str, Any]:
+def describe(recipe: Recipe) -> dict[str, Any]:
     """The recipe as JSON values: its name in `RECIPES` and all its fields."""
     name = next(key for key, kind in RECIPES.items() if kind is type(recipe))
     return {"name": name} | {
@@ -177,7 +179,7 @@ def describe(recipe: Recipe | PrivateDescent) -> dict[str, Any]:
     }
 
 
-def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
+def recipe_from(description: Mapping[str, Any]) -> Recipe:
     """The recipe that `describe` described."""
     values = dict(description)
     name = values.pop("name", None)
@@ -201,7 +203,7 @@ def recipe_from(description: Mapping[str, Any]) -> Recipe | PrivateDescent:
 SCHEDULES = ("constant", "linear", "cosine")
 
 
-def rate_share(recipe: Recipe | PrivateDescent, step: int, total: int) -> float:
+def rate_share(recipe: Recipe, step: int, total: int) -> float:
     """By what the recipe's schedule multiplies `lr` in that step, from 0, of so many."""
     if not isinstance(recipe, SGD | Adam):
         return 1.0

@@ -23,7 +23,15 @@ from remnant.training.descent import (
     descend_in_proportion,
 )
 from remnant.training.losses import accuracy, check_labels, loss_named
-from remnant.training.recipes import Adam, DecayTime, LossProportional, Recipe, describe
+from remnant.training.private import Watch, descend_privately
+from remnant.training.recipes import (
+    Adam,
+    DecayTime,
+    LossProportional,
+    PrivateDescent,
+    Recipe,
+    describe,
+)
 from remnant.types import Examples, Scaling
 
 
@@ -54,23 +62,28 @@ def train(
     generator: torch.Generator,
     dtype: torch.dtype | None = None,
     reduce: bool = True,
+    watch: Watch | None = None,
 ) -> Trained:
     """Train a copy of `model` on `examples`; the model that came is not touched.
 
     The copy computes in `dtype` (None = the model's own) and in evaluation mode: statistics of
     batch norm stay as they are and dropout is off, so that a step is a function of the weights and
     the batch alone. Parameters that do not require a gradient stay as they are. `generator`
-    shuffles mini-batches and nothing else is random. `reduce` allows the records' own basis for
-    the first layer (see `basis`): the same training up to rounding, faster.
+    shuffles mini-batches, or samples and makes the noise of private training, whose ledger has
+    `privacy`: what `bounds.Ledger` takes, or None for the controls. `reduce` allows the records'
+    own basis for the first layer (see `basis`): the same training up to rounding, faster. `watch`
+    sees what the strongest adversary of the privacy accounting sees.
     """
     trained, inputs, labels = prepare(model, examples, recipe.loss, scaling, dtype)
     initial = named(trained)
-    found = reduced(trained, inputs) if reduce and not isinstance(recipe, Adam) else None
+    no_basis = isinstance(recipe, Adam | PrivateDescent) or not reduce
+    found = None if no_basis else reduced(trained, inputs)
     small, seen, basis = found or (trained, inputs, None)
     problem, start = _problem(small, seen, labels, recipe.loss, basis)
     walk, trace = Walk(start), Trace()
-    stopped, figures = _loop(problem, walk, recipe, generator, trace)
-    stopped, loss, outputs = _settle(problem, walk, start, stopped)
+    stopped, figures = _loop(problem, walk, recipe, generator, trace, watch)
+    looks = not isinstance(recipe, PrivateDescent)  # at the loss, to decide what is released
+    stopped, loss, outputs = _settle(problem, walk, start, stopped, looks)
     _put_back(trained, problem, walk.weights, basis)
     ledger = {
         "recipe": describe(recipe),
@@ -155,8 +168,11 @@ def _problem(
 
 
 def _loop(
-    problem: TrainingLoss, walk: Walk, recipe: Recipe, generator: torch.Generator, trace: Trace
-) -> Ending:
+    problem: TrainingLoss, walk: Walk, recipe: Recipe, generator: torch.Generator, trace: Trace,
+    watch: Watch | None,
+) -> Ending:  # fmt: skip
+    if isinstance(recipe, PrivateDescent):
+        return descend_privately(problem, walk, recipe, generator, trace, watch)
     if isinstance(recipe, DecayTime):
         return descend_for_decay_time(problem, walk, recipe, trace)
     if isinstance(recipe, LossProportional):
@@ -166,12 +182,12 @@ def _loop(
 
 @torch.no_grad()
 def _settle(
-    problem: TrainingLoss, walk: Walk, start: Sequence[Tensor], stopped: str
+    problem: TrainingLoss, walk: Walk, start: Sequence[Tensor], stopped: str, looks: bool
 ) -> tuple[str, float, Tensor]:
     """Go back to finite weights if need be: why it stopped, the loss there and the outputs."""
     outputs = problem.outputs(walk.weights)
     loss = problem.loss(outputs, problem.labels).item()
-    if stopped != "diverged" and math.isfinite(loss):
+    if stopped != "diverged" and (math.isfinite(loss) or not looks):
         return stopped, loss, outputs
     if walk.steps:
         walk.retreat()
@@ -187,6 +203,8 @@ def _outcome(recipe: Recipe, stopped: str, loss: float) -> str:
         return "diverged" if stopped == "diverged" else "complete"
     if isinstance(recipe, DecayTime):
         return "unfinished"
+    if isinstance(recipe, PrivateDescent):
+        return "complete" if math.isfinite(loss) else "diverged"
     return "complete" if recipe.stop_loss is None or loss <= recipe.stop_loss else "unfinished"
 
 

@@ -6,7 +6,6 @@ another function, which may spread them over workers and keep them (`sweep.fleet
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from remnant.seeds import generator_for
 from remnant.training.fleet import MEMORY, own_starts, train_fleet
-from remnant.training.private_fleet import share_private, train_private_fleet
 from remnant.training.recipes import PrivateDescent, Recipe
 from remnant.types import Examples, Scaling, Weights
 
@@ -34,7 +32,7 @@ class Fleet:
     fixed: Examples
     inputs: Tensor
     labels: Tensor
-    recipe: Recipe | PrivateDescent
+    recipe: Recipe
     scaling: Scaling
     order_seed: int = 0
     initial: Weights | None = None
@@ -44,11 +42,14 @@ class Fleet:
 
     def train(self, part: slice, memory: int = MEMORY) -> dict[str, Tensor]:
         """The weights (K x shape each) of those models, in float32."""
-        if isinstance(self.recipe, PrivateDescent):
-            return self._train_privately(part, memory)
         starts = self.initial
         if starts is not None and own_starts(self.model, starts):
             starts = {name: start[part] for name, start in starts.items()}
+        generator = torch.Generator().manual_seed(self.order_seed)
+        if isinstance(self.recipe, PrivateDescent):
+            begin = part.start or 0  # each chunk has noise of its own
+            purpose = f"noise of shadow models from {begin}"
+            generator = generator_for(self.order_seed, purpose)
         return train_fleet(
             self.model,
             self.fixed,
@@ -56,28 +57,9 @@ class Fleet:
             self.labels[part],
             self.recipe,
             scaling=self.scaling,
-            generator=torch.Generator().manual_seed(self.order_seed),
+            generator=generator,
             initial=starts,
             dtype=torch.float32,
-            memory=memory,
-        )
-
-    def _train_privately(self, part: slice, memory: int) -> dict[str, Tensor]:
-        """Noise of its own for each model, decided by where the chunk begins."""
-        assert isinstance(self.recipe, PrivateDescent)
-        begin = part.start or 0
-        model = copy.deepcopy(self.model)
-        for name, start in (self.initial or {}).items():
-            model.get_parameter(name).data = start.detach()
-        run = share_private(
-            model, self.fixed, self.recipe, scaling=self.scaling, dtype=torch.float32
-        )
-        return train_private_fleet(
-            run,
-            self.inputs[part],
-            self.labels[part],
-            scaling=self.scaling,
-            generator=generator_for(self.order_seed, f"noise of shadow models from {begin}"),
             memory=memory,
         )
 

@@ -13,24 +13,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from remnant.training.recipes import SGD, Adam, AdamW, GradientDescent, PrivateDescent
-
-Rule = GradientDescent | SGD | Adam | PrivateDescent
-"""Recipes whose step does not depend on the losses seen."""
+from remnant.training.recipes import Adam, AdamW, FixedStep
 
 
-def slots(rule: Rule) -> int:
+def slots(rule: FixedStep) -> int:
     """How many buffers of the weights' size the optimiser keeps."""
     return 2 if isinstance(rule, Adam) else int(rule.momentum > 0)
 
 
-def first_state(rule: Rule, weights: Sequence[Tensor]) -> list[Tensor]:
+def first_state(rule: FixedStep, weights: Sequence[Tensor]) -> list[Tensor]:
     """The state before the first step."""
     return [*weights, *(torch.zeros_like(w) for _ in range(slots(rule)) for w in weights)]
 
 
 def update(
-    rule: Rule,
+    rule: FixedStep,
     step: int,
     state: Sequence[Tensor],
     grads: Sequence[Tensor],

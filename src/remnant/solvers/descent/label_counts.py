@@ -11,8 +11,9 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
-from remnant.training.fleet import FixedStep, rows_of
+from remnant.training.fleet import rows_of
 from remnant.training.losses import loss_named
+from remnant.training.recipes import FixedStep
 from remnant.training.steps import first_state, update
 from remnant.types import Weights
 

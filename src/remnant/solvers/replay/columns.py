@@ -16,20 +16,19 @@ switched is one number among those of a column: sums of absolute values forgive 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from remnant.progress import task
-from remnant.solvers.numerics import Minimum
-from remnant.solvers.replay.tolerances import TOLERANCES
-from remnant.solvers.replay.unroll import Observe, end_of_run
+from remnant.solvers.numerics import Minimum, joined
+from remnant.solvers.replay.chart import first_weight
+from remnant.solvers.replay.problem import TOLERANCES, Box, ReplayProblem
+from remnant.solvers.replay.run import end_of_run
 from remnant.training.fleet import SharedRun, begin, step_gradient
 from remnant.training.losses import loss_named
 from remnant.training.steps import slots
-
-Box = tuple[Tensor, Tensor]  # d each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +81,8 @@ def solve_columns(
     robust: bool = False,
 ) -> Tensor:
     """K x d: the entries whose columns end nearest to `wanted`, of those on the grid (values x d;
-    none = those given) and then by Gauss-Newton steps."""
+    none = those given) and then by Gauss-Newton steps. robust: misfits of a column count by their
+    absolute values, not by their squares."""
 
     def end(values: Tensor) -> Tensor:
         return end_of_layer(run, start, parts, values)
@@ -125,35 +125,41 @@ def grid_of(box: Box) -> Tensor:
     return torch.cat([even, torch.zeros_like(low)[None], fine, -fine]).clamp(low, high)
 
 
-def columns(
-    run: SharedRun,
-    starts: Tensor,
-    labels: Tensor,
-    seen: Tensor,
-    *,
-    first: int,
-    observe: Observe,
-    rounds: int,
-    still: Tensor,
-    box: Box,
-    near: bool = False,
-    robust: bool = False,
+def by_columns(
+    problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int, *, near: bool = False
 ) -> Minimum:
-    """Rounds of the above from `starts` (K x 1 x shape); of each row the best point.
+    """At most so many rounds of the above from `starts` (K x 1 x shape); of each row the best
+    point, the one with the least sum of absolute misfits, in the problem's chart.
 
-    seen: K x q, all weights. still: K x d, entries that are known to be 0. box: the least and the
-    greatest value of each entry. The best is the one with the least sum of absolute misfits.
-    near: the starts are close, so that neither the whole range of an entry nor the brightness is
-    searched. robust: misfits of a column count by their absolute values.
+    As many rows at once as fit the memory. near: the starts are close, so that neither the whole
+    range of an entry nor the brightness is searched.
     """
-    n, grid = float(run.records), grid_of(box)
-    grids, bright, plain = (0, 0, TOLERANCES.near_plain) if near else TOLERANCES.far_rounds
-    wanted = layer_of(run, first, seen)
+    run, first = problem.run, first_weight(problem.run)
+    assert first is not None
+    kept = 4 * len(run.rows) * run.start[first].numel() * starts.element_size()
+    chunks = torch.arange(len(starts)).split(max(1, problem.settings.memory // kept))
+    parts = [
+        rounds(problem.rows(rows), first, starts[rows], labels[rows], evaluations, near)
+        for rows in chunks
+    ]
+    return joined([replace(part, points=problem.chart.place(part.points)) for part in parts])
+
+
+def rounds(
+    problem: ReplayProblem, first: int, starts: Tensor, labels: Tensor, most: int, near: bool
+) -> Minimum:
+    """As `by_columns`, all rows at once, points as records; `first` is the first layer's place."""
+    run, seen, still = problem.run, problem.seen, problem.chart.scale
+    n, box, kinks = float(run.records), problem.box or known_box(run), problem.kinks
+    grid, observe = grid_of(box), problem.observation.of(run)
+    grids, bright, plain = TOLERANCES.near_rounds if near else TOLERANCES.far_rounds
+    before, entries = sum(w.numel() for w in run.start[:first]), run.start[first].numel()
+    wanted = seen[:, before : before + entries].view(-1, *run.start[first].shape)
     x, past, since = starts.flatten(1), Anderson(), 0
     best, least, trace = x, torch.full_like(x[:, 0], torch.inf), []
     values = least
-    with task("columns", rounds) as tick:
-        for count in range(rounds):
+    with task("columns", most) as tick:
+        for count in range(most):
             parts = parts_of(run, first, x.view_as(starts), labels)
             gap = n * (observe(parts.end) - seen)
             size = gap.abs().sum(1)
@@ -167,29 +173,30 @@ def columns(
             if since == TOLERANCES.patience or ended:
                 break
             tried = grid if count < grids else grid[:0]
-            found = solve_columns(run, run.start[first], parts, wanted, x, tried, robust=robust)
-            found = torch.where(still, 0.0, found).clamp(*box)
+            found = solve_columns(run, run.start[first], parts, wanted, x, tried, robust=kinks)
+            if still is not None:
+                found = torch.where(still == 0, 0.0, found)
+            found = found.clamp(*box)
             if count < bright:
-                x = found * brightness(run, found, starts, labels, seen, observe)[:, None]
+                x = found * brightness(problem, found, starts, labels)[:, None]
             else:
                 x = found if count < plain else past.extrapolated(x, found - x)
             x = x.clamp(*box)
     return Minimum(points=best, values=values, evaluations=len(trace), trace=tuple(trace))
 
 
-def layer_of(run: SharedRun, first: int, seen: Tensor) -> Tensor:
-    """K x h x d: the first layer out of all weights in a row."""
-    before = sum(w.numel() for w in run.start[:first])
-    return seen[:, before : before + run.start[first].numel()].view(-1, *run.start[first].shape)
+def known_box(run: SharedRun) -> Box:
+    """The least and the greatest of all known entries, for every entry."""
+    like = torch.ones_like(run.inputs[0].flatten())
+    return run.inputs.min() * like, run.inputs.max() * like
 
 
-def brightness(
-    run: SharedRun, found: Tensor, like: Tensor, labels: Tensor, seen: Tensor, observe: Observe
-) -> Tensor:
+def brightness(problem: ReplayProblem, found: Tensor, like: Tensor, labels: Tensor) -> Tensor:
     """K: the factor of each row of `found` with the least misfit, by a parabola through three."""
+    run, observe = problem.run, problem.observation.of(problem.run)
     factors = (1 - TOLERANCES.brighter, 1.0, 1 + TOLERANCES.brighter)
     tried = [end_of_run(run, (found * factor).view_as(like), labels) for factor in factors]
-    low, middle, high = ((observe(end) - seen).square().sum(1) for end in tried)
+    low, middle, high = ((observe(end) - problem.seen).square().sum(1) for end in tried)
     bend = low - 2 * middle + high
     step = torch.where(bend > 0, (low - high) / (2 * bend), 2 * (low - high).sign())
     return 1 + TOLERANCES.brighter * step.clamp(-2, 2)

@@ -10,53 +10,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remnant.training.fleet import SharedRun
 from remnant.training.stacked import stacked_forward
-
-
-class _Step(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, alpha: float) -> Tensor:
-        return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.alpha = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        s = torch.sigmoid(ctx.alpha * ctx.saved_tensors[0])
-        return grads[0] * (ctx.alpha * s * (1 - s)), None
-
-
-class _Kinked(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, alpha: float) -> Tensor:
-        return x.clamp(min=0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.alpha = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * _apply(_Step, ctx.saved_tensors[0], ctx.alpha), None
-
-
-def _apply(function: Any, x: Tensor, alpha: float) -> Tensor:
-    value: Tensor = function.apply(x, alpha)
-    return value
 
 
 class Kinked(nn.Module):
@@ -70,7 +30,11 @@ class Kinked(nn.Module):
         self.alpha, self.at, self.low = alpha, at, low
 
     def forward(self, x: Tensor) -> Tensor:
-        bent = _apply(_Kinked, x - self.at, self.alpha) + self.at
+        t = x - self.at
+        # The softplus has the bump; what its slope and value lack to ReLU's is added as constants.
+        slope = (t > 0).to(t.dtype) - torch.sigmoid(self.alpha * t)
+        curved = F.softplus(t, beta=self.alpha, threshold=50.0) + slope.detach() * t
+        bent = curved + (t.relu() - curved).detach() + self.at
         return bent if not self.low else self.low * x + (1 - self.low) * bent
 
 

@@ -17,39 +17,40 @@ import torch
 from torch import Tensor
 
 from remnant.progress import task
-from remnant.solvers.numerics import Minimum, least_squares
-from remnant.solvers.replay.chart import Chart
+from remnant.solvers.numerics import Minimum, joined, least_squares
 from remnant.solvers.replay.kinks import with_kinks
-from remnant.solvers.replay.unroll import pull_back, push_forward, states
+from remnant.solvers.replay.problem import ReplayProblem
+from remnant.solvers.replay.run import pull_back, push_forward, states
 from remnant.training.fleet import SharedRun
+from remnant.training.steps import slots
 
 
-def gauss_newton(
-    run: SharedRun,
-    starts: Tensor,
-    labels: Tensor,
-    seen: Tensor,
-    *,
-    chart: Chart,
-    bends: Sequence[float],
-    inner: int,
-) -> Minimum:
-    """One full step for each of `bends` (see `kinks`; 0 = the plain derivative), from `starts`.
+def newton(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
+    """Gauss-Newton steps from `starts`, as many rows at once as fit the memory. They cost what they
+    cost, whatever the evaluations."""
+    run, state = problem.run, sum(w.numel() for w in problem.run.start)
+    kept = state * (1 + slots(run.recipe)) * (1 + len(run.rows)) * starts.element_size()
+    chunks = torch.arange(len(starts)).split(max(1, problem.settings.memory // kept))
+    return joined([bent_steps(problem.rows(rows), starts[rows], labels[rows]) for rows in chunks])
 
-    seen: K x q, all weights in a row. inner: steps of conjugate gradients for each. Of all points
-    the one with the least sum of absolute misfits is kept, since a step need not come closer. Rows
-    that end at rounding are left alone.
+
+def bent_steps(problem: ReplayProblem, starts: Tensor, labels: Tensor) -> Minimum:
+    """One full step for each of the settings' `bends` (see `kinks`; 0 = the plain derivative).
+
+    All weights are seen. Of all points the one with the least sum of absolute misfits is kept,
+    since a step need not come closer. Rows that end at rounding are left alone.
     """
-    n, point = float(run.records), chart.place(starts)
+    run, bends = problem.run, problem.settings.bends
+    n, point = float(run.records), problem.chart.place(starts)
     best, least = point.clone(), torch.full_like(point[:, 0], torch.inf)
     values, left, trace = least.clone(), torch.arange(len(starts)), []
     rounding = (1e3 * torch.finfo(starts.dtype).eps) ** 2
     with task("gauss-newton", len(bends) + 1) as tick:
         for bend in (*bends, None):
-            mine = chart.rows(left)
-            records = mine.records(point[left], starts[left])
+            mine = problem.rows(left)
+            records = mine.chart.records(point[left], starts[left])
             path = states(run, records, labels[left])
-            gap = n * (seen[left] - in_a_row(path[-1][: len(run.start)]))
+            gap = n * (mine.seen - in_a_row(path[-1][: len(run.start)]))
             value, size = gap.square().sum(1), gap.abs().sum(1)
             closer = size < least[left]
             better = left[closer]
@@ -60,10 +61,8 @@ def gauss_newton(
             far = values[left] > rounding * trace[0][left]
             if bend is None or not bool(far.any()):
                 break
-            point[left] += step(
-                with_kinks(run, bend) if bend else run,
-                path, records, labels[left], gap / n, mine, inner,
-            )  # fmt: skip
+            bent = with_kinks(run, bend) if bend else run
+            point[left] += full_step(mine, bent, path, records, labels[left], gap / n)
             left = left[far]
     return Minimum(points=best, values=values, evaluations=len(trace), trace=tuple(trace))
 
@@ -73,18 +72,17 @@ def in_a_row(weights: Sequence[Tensor]) -> Tensor:
     return torch.cat([w.flatten(1) for w in weights], 1)
 
 
-def step(
+def full_step(
+    problem: ReplayProblem,
     run: SharedRun,
-    path: Sequence[Sequence[Tensor]],
+    path: Sequence[list[Tensor]],
     records: Tensor,
     labels: Tensor,
     gap: Tensor,
-    chart: Chart,
-    inner: int,
 ) -> Tensor:
     """The change of coordinates that closes most of `gap` (K x q), weighted as for a sum of
     absolute values."""
-    end = path[-1][: len(run.start)]
+    end, chart = path[-1][: len(run.start)], problem.chart
     buffers = [torch.zeros_like(s) for s in path[-1][len(end) :]]
     size = gap.abs()
     share = 1 / (size + size.median(1, keepdim=True).values).clamp(min=1e-30)
@@ -99,4 +97,4 @@ def step(
         adjoint = [part.view_as(w) for part, w in zip(parts, end, strict=True)]
         return chart.pull(pull_back(run, path, records, labels, [*adjoint, *buffers]))
 
-    return least_squares(forward, backward, gap * weight, iterations=inner)
+    return least_squares(forward, backward, gap * weight, iterations=problem.settings.inner)

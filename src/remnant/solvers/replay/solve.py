@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
+from remnant.progress import task
+from remnant.solvers.numerics import Minimum, minimise
+from remnant.solvers.replay.certify import idle_records
 from remnant.solvers.replay.chart import Chart, chart_of
-from remnant.solvers.replay.columns import Box
-from remnant.solvers.replay.depend import idle_records
-from remnant.solvers.replay.observe import Observation
-from remnant.solvers.replay.tolerances import TOLERANCES
-from remnant.solvers.replay.unroll import end_of_run
-from remnant.solvers.replay.ways import ReplayProblem, ReplaySettings, solve, solvers_for
+from remnant.solvers.replay.columns import by_columns
+from remnant.solvers.replay.newton import newton
+from remnant.solvers.replay.problem import TOLERANCES, Box, ReplayProblem, ReplaySettings
+from remnant.solvers.replay.run import Observation, end_of_run, misfit
 from remnant.training.fleet import SharedRun
-from remnant.training.recipes import Adam
 from remnant.types import Weights
 
 
@@ -28,12 +28,10 @@ class Replayed:
 
     residual: K, misfit as a share of that at the start, 0 for a run matched exactly. matched: K,
     below the tolerance. idle: K x m, records of a matched run that could move without spoiling the
-    match (see `depend`). determined: K, none is idle, as many numbers are seen as are unknown, and
+    match (see `certify`). determined: K, none is idle, as many numbers are seen as are unknown, and
     no other match was found near; without it a match says nothing. evaluations: of a target at
     most, but for its label's short run. trace: the median residual after every one.
     """
-
-    EACH: ClassVar = ("records", "labels", "residual", "matched", "idle", "determined")
 
     records: Tensor
     labels: Tensor
@@ -44,18 +42,17 @@ class Replayed:
     evaluations: int
     trace: tuple[float, ...]
 
+    def rows(self, order: Tensor) -> Replayed:
+        each = ("records", "labels", "residual", "matched", "idle", "determined")
+        return replace(self, **{name: getattr(self, name)[order] for name in each})
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Begun:
-    """K runs to solve from where a search for their labels left them: points K x m x shape, labels
-    K x m.
 
-    before: K, the misfit that counts as 1; None = that at the points.
-    """
+Begun = tuple[Tensor, Tensor, Tensor | None]
+"""K runs to solve from where a search for their labels left them: points K x m x shape, labels K x
+m, and the misfit that counts as 1, K; None = that at the points."""
 
-    points: Tensor
-    labels: Tensor
-    before: Tensor | None = None
+Solver = Callable[[ReplayProblem, Tensor, Tensor, int], Minimum]
+"""(problem, starts, labels, evaluations) -> points in the problem's chart."""
 
 
 def replay(
@@ -72,19 +69,17 @@ def replay(
 
     released: K x shape each. labels: K x m, or None for one unknown record of unknown class.
     starts: with labels K x m x shape, without them classes x shape, where to start for each class.
-    box: least and greatest value of each entry (shape each), for Adam; None = those of all known
+    box: least and greatest value of each entry (shape each), for columns; None = those of all known
     entries. All in the model's scale.
     """
-    settings, observation = settings or ReplaySettings(), observation or Observation()
+    observation = observation or Observation()
     problem = ReplayProblem(
         run=run,
         observation=observation,
-        settings=settings,
+        settings=settings or ReplaySettings(),
         seen=observation.seen(run, released),
         chart=chart_of(run, released) if observation.whole else Chart(),
-        box=None
-        if box is None
-        else (box[0].flatten().to(run.inputs), box[1].flatten().to(run.inputs)),
+        box=box and (box[0].flatten().to(run.inputs), box[1].flatten().to(run.inputs)),
     )
     if labels is None:
         if run.extra != 1:
@@ -94,12 +89,50 @@ def replay(
     if labels.shape != starts.shape[:2] or labels.shape[1] != run.extra:
         got = f"{tuple(labels.shape)} labels and {tuple(starts.shape)} starts"
         raise InputError(expected("replay", f"K x {run.extra} and K x {run.extra} x shape", got))
-    return in_rounds(problem, Begun(points=starts, labels=labels))
+    return in_rounds(problem, (starts, labels, None))
+
+
+def solvers_for(problem: ReplayProblem) -> tuple[Solver, ...]:
+    """In turn, for the rows that those before have not matched."""
+    if not problem.columnar or not (problem.kinks or problem.adam):
+        return (solve,)
+    if not problem.kinks:
+        return (by_columns, solve)
+    near = partial(by_columns, near=True)
+    if problem.adam:
+        return by_columns, near
+    return by_columns, newton, near, newton, near, solve
+
+
+def solve(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
+    """L-BFGS on |n (seen by the end of the run - seen)|^2 over the records, all rows at once.
+
+    The influence of one record is 1 / n of all, hence the factor: the misfit is then of order 1
+    for an error of order 1 in the record.
+    """
+    run, settings, chart = problem.run, problem.settings, problem.chart
+    match = partial(misfit, scale=float(run.records), memory=settings.memory)
+    observe = problem.observation.of(run)
+
+    def objective(point: Tensor) -> tuple[Tensor, Tensor]:
+        records = chart.records(point, starts)
+        value, gradient = match(run, records, labels, observe, problem.seen)
+        return value, chart.pull(gradient)
+
+    with task("replay", evaluations) as step:
+        return minimise(
+            objective,
+            chart.place(starts),
+            evaluations=evaluations,
+            history=settings.history,
+            enough=1e-3 * torch.finfo(starts.dtype).eps,
+            each=step,
+        )
 
 
 def in_rounds(problem: ReplayProblem, begun: Begun) -> Replayed:
     """The problem's solvers in turn, each for the rows that those before have not matched."""
-    points, labels, before = begun.points.clone(), begun.labels, begun.before
+    points, labels, before = begun[0].clone(), *begun[1:]
     left = torch.arange(len(points))
     residual = torch.full((len(points),), torch.inf, dtype=points.dtype)
     trace: list[float] = []
@@ -138,27 +171,25 @@ def idle_and_determined(
     matched: K, whether the run with them ends at the released weights; others are not looked at.
     before: K, the misfit that counts as 1.
     """
-    idle = torch.zeros_like(labels, dtype=torch.bool)
+    idle, enough = torch.zeros_like(labels, dtype=torch.bool), problem.tolerance * before
     if bool(matched.any()):
-        idle[matched] = idle_records(
-            problem.run, records[matched], labels[matched], problem.tolerance * before[matched],
-            observe=problem.observation.of(problem.run), memory=problem.settings.memory,
-        )  # fmt: skip
+        mine = problem.rows(matched)
+        idle[matched] = idle_records(mine, records[matched], labels[matched], enough[matched])
     determined = ~idle.any(1) & (problem.seen.shape[1] >= records[0].numel())
     sure = (matched & determined).nonzero()[:, 0]
     if len(sure) and not problem.observation.whole:
-        determined[sure] = ~matches_elsewhere(
-            problem.rows(sure), records[sure], labels[sure], before[sure]
-        )
+        mine = problem.rows(sure)
+        determined[sure] = ~matches_elsewhere(mine, records[sure], labels[sure], enough[sure])
     return idle, determined
 
 
 def matches_elsewhere(
-    problem: ReplayProblem, records: Tensor, labels: Tensor, before: Tensor
+    problem: ReplayProblem, records: Tensor, labels: Tensor, enough: Tensor
 ) -> Tensor:
     """K: whether a search from a little beside the found records matches the run elsewhere.
 
-    Some layers, or logits, may be many numbers and yet hold few directions of a record.
+    Some layers, or logits, may be many numbers and yet hold few directions of a record. enough: K,
+    the misfit of a match.
     """
     generator = torch.Generator().manual_seed(0)  # its own: it changes no other result
     draw = torch.randn(records.shape[1:], generator=generator, dtype=torch.float64).to(records)
@@ -166,7 +197,7 @@ def matches_elsewhere(
     far = TOLERANCES.move * (known if len(known) else records).std()
     found = solve(problem, records + far * draw, labels, problem.settings.evaluations)
     apart = (problem.chart.records(found.points, records) - records).flatten(1).square().mean(1)
-    return (found.values <= problem.tolerance * before) & (apart.sqrt() > far / 2)
+    return (found.values <= enough) & (apart.sqrt() > far / 2)
 
 
 def likely_labels(problem: ReplayProblem, released: Weights, starts: Tensor) -> Begun:
@@ -177,11 +208,11 @@ def likely_labels(problem: ReplayProblem, released: Weights, starts: Tensor) -> 
     """
     run, settings = problem.run, problem.settings
     ends = end_of_run(run, starts[:, None], torch.arange(len(starts))[:, None])
-    adam, ranking = isinstance(run.recipe, Adam), problem.observation
-    if not adam:
+    ranking = problem.observation
+    if not problem.adam:
         ranking = ranking.without_first_weight(run)
     seen, there = ranking.seen(run, released).double(), ranking.of(run)(ends).double()
-    gaps = torch.cdist(seen, there, p=1.0 if adam else 2.0)
+    gaps = torch.cdist(seen, there, p=1.0 if problem.adam else 2.0)
     tried = gaps.topk(min(settings.labels_tried, len(starts)), largest=False)
     targets, places = (tried.values <= settings.doubt * tried.values[:, :1]).nonzero(as_tuple=True)
     labels = tried.indices[targets, places][:, None]
@@ -191,15 +222,13 @@ def likely_labels(problem: ReplayProblem, released: Weights, starts: Tensor) -> 
     ended = many.chart.records(found.points, points)
     each = torch.arange(len(targets)).split(torch.bincount(targets).tolist())
     best = torch.stack([mine[found.values[mine].argmin()] for mine in each])
-    return Begun(points=ended[best], labels=labels[best], before=found.trace[0][best])
+    return ended[best], labels[best], found.trace[0][best]
 
 
 def class_starts(inputs: Tensor, labels: Tensor, classes: int) -> Tensor:
     """classes x shape: the mean input of each class; of all where a class has none."""
-    overall = inputs.mean(0)
-    means = [inputs[labels == c].mean(0) if bool((labels == c).any()) else overall
-             for c in range(classes)]  # fmt: skip
-    return torch.stack(means)
+    held = [inputs[labels == c] for c in range(classes)]
+    return torch.stack([(some if len(some) else inputs).mean(0) for some in held])
 
 
 def replay_update(
@@ -226,5 +255,4 @@ def replay_update(
     starts = (middles.view(-1, *[1] * (draws.ndim - 1)) + spread * draws).to(like)
     many = {n: w.to(like).expand(restarts, *w.shape) for n, w in released.items()}
     found = replay(run, many, starts=starts, labels=labels.expand(restarts, -1), settings=settings)
-    order = found.residual.argsort()
-    return replace(found, **{name: getattr(found, name)[order] for name in Replayed.EACH})
+    return found.rows(found.residual.argsort())

@@ -1,0 +1,111 @@
+"""What replay solves: K runs to match, the settings of the search and the numbers it trades by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from remnant.solvers.replay.chart import Chart, first_weight
+from remnant.solvers.replay.kinks import has_kinks
+from remnant.solvers.replay.run import Observation
+from remnant.training.fleet import SharedRun
+from remnant.training.recipes import Adam
+
+Box = tuple[Tensor, Tensor]  # the least and the greatest value of each entry, d each
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """How the run is solved for its unknown records.
+
+    A run is matched where its misfit is below `tolerance` times that at the start. The tolerance is
+    taken to the power 1.5 where convolutions come first (of two targets of CIFAR-10, residuals of
+    9e-5, 1e-5 and 4e-6 left an MSE of 1.4e-3, 5e-4 and 3e-4), squared for logits, for Adam and for
+    several unknown records, cubed where nothing is known: mixtures of records of one class fit
+    almost as well as the records.
+    """
+
+    evaluations: int = 80  # runs forward and backward for each target
+    history: int = 30  # steps that L-BFGS remembers
+    labels_tried: int = 10  # unknown labels that are followed up
+    label_evaluations: int = 12  # of each of them
+    doubt: float = 1.1  # labels whose first guess is within that of the best one's are followed up
+    tolerance: float = 1e-4
+    bends: tuple[float, ...] = (
+        3.0, 3.0, 10.0, 10.0, 30.0, 30.0, 30.0, 100.0, 100.0, 100.0, 300.0, 300.0,
+        0.0, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+    """Gauss-Newton steps for networks with ReLU, see `newton`."""
+    inner: int = 12  # conjugate gradients of each of them
+    memory: int = 1 << 30  # bytes that the kept states of a run may fill
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReplayProblem:
+    """K runs to match. seen: K x q of what is observed."""
+
+    run: SharedRun
+    observation: Observation
+    settings: ReplaySettings
+    seen: Tensor
+    chart: Chart
+    box: Box | None = None  # None = that of all known entries
+
+    def rows(self, index: Tensor) -> ReplayProblem:
+        return replace(self, seen=self.seen[index], chart=self.chart.rows(index))
+
+    @property
+    def columnar(self) -> bool:
+        """Whether one record is unknown and all weights that read its entries are seen."""
+        told = self.observation.whole and self.run.extra == 1
+        return told and first_weight(self.run) is not None
+
+    @property
+    def adam(self) -> bool:
+        return isinstance(self.run.recipe, Adam)
+
+    @property
+    def kinks(self) -> bool:
+        return has_kinks(self.run)
+
+    @property
+    def tolerance(self) -> float:
+        """The share of the misfit below which a run is matched; see `ReplaySettings`."""
+        power = 1.0
+        if not len(self.run.inputs):
+            power = 3.0
+        elif self.adam or self.observation.probes is not None or self.run.extra > 1:
+            power = 2.0
+        elif first_weight(self.run) is None:
+            power = 1.5
+        return float(self.settings.tolerance**power)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """The numbers that replay trades by, but for those that a caller sets (`ReplaySettings`)."""
+
+    # Column by column.
+    grid_even: int = 16  # values of an entry that are tried, evenly over its range
+    grid_fine: int = 6  # and by half decades towards 0
+    column_steps: int = 3  # Gauss-Newton steps for each column and round
+    # Rounds that look at the whole range of an entry, that search the brightness, and after which
+    # they are extrapolated: too few miss the basin, more only take longer.
+    far_rounds: tuple[int, int, int] = (3, 8, 3)
+    near_rounds: tuple[int, int, int] = (0, 0, 12)  # where a Gauss-Newton step brought it near
+    brighter: float = 0.06  # change of brightness that is tried either way
+    history: int = 10  # rounds that Anderson's extrapolation remembers
+    patience: int = 12  # rounds without a smaller misfit
+    # Whether the run holds its records.
+    sense_draws: int = 2  # random combinations of what is seen; one could miss an entry by chance
+    move: float = 0.05  # of the spread of the data: a move that must be seen
+    far: float = 10.0  # times what counts as matched; runs that hold their records left 50 and more
+    # Stated errors.
+    noise_draws: int = 2  # of noise, next to what is really left over
+    error_steps: int = 24  # of conjugate gradients: weak directions come late
+    error_move: float = 1e-6  # of a record's size: short, so that no unit switches
+    safety: float = 36.0  # of squared errors: weak directions may be missed, rounding is not even
+
+
+TOLERANCES = Tolerances()
