@@ -80,7 +80,7 @@ def test_a_deep_network_gives_its_batch_away_exactly(name, last):
     x = 0.3 * inputs(4, 12)
     read = two_layer_gradient(made, x, torch.tensor([1.0, -1.0, 1.0, -1.0]).double())
     seen = read.network, read.gradient
-    found = recover_span(*seen, SpanSettings(), generator=generator(), residual_sign=1)
+    found = recover_span(*seen, SpanSettings(), generator=generator(), count=4, residual_sign=1)
     assert found.certified
     assert float(torch.cdist(x, read.to_inputs(found.inputs)).min(1).values.max()) < 1e-7
 

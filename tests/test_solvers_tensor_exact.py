@@ -8,12 +8,11 @@ from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.tensor.deep import read_deep
 from remnant.solvers.tensor.span_equations import (
-    best_residuals,
     derivatives,
-    evaluate,
     misfit,
     normal_equations,
     pose,
+    with_best_residuals,
 )
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
@@ -69,7 +68,7 @@ def test_normal_equations_agree_with_autograd(text):
         c, r = p[:9].reshape(3, 3), p[9:].reshape(3, outputs)
         z = eq.w @ c.T
         slope = torch.func.vmap(torch.func.grad(eq.activation))(z.reshape(-1)).reshape(z.shape)
-        return torch.cat([f.reshape(-1) for f in misfit(eq, c, r, eq.activation(z), slope)])
+        return torch.cat([f.reshape(-1) for f in misfit(eq, c, r, slope)])
 
     jacobian = torch.func.jacfwd(residual)(flat)
     matrix, right = normal_equations(eq, flat[:9].reshape(3, 3), flat[9:].reshape(3, outputs))
@@ -81,13 +80,13 @@ def test_the_truth_solves_the_equations():
     x, _, network, gradient = batch("mlp:12-40-4:silu", 5)
     eq, right = pose(network, gradient, 5)
     c = torch.cat([x, torch.ones(5, 1, dtype=torch.float64)], dim=1) @ right.T
-    assert evaluate(eq, c, best_residuals(eq, c)).cost < 1e-26
+    assert with_best_residuals(eq, c).cost < 1e-26
 
 
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "gelu", "silu", "softplus", "elu"])
 def test_a_batch_comes_back_to_rounding(name):
     x, y, network, gradient = batch(f"mlp:30-150-10:{name}", 6)
-    found = recover_span(network, gradient, SpanSettings(), generator=generator())
+    found = recover_span(network, gradient, SpanSettings(), generator=generator(), count=len(x))
     error, match = errors(x, found.inputs)
     assert found.certified
     assert found.sign_known
@@ -100,7 +99,7 @@ def test_a_batch_comes_back_to_rounding(name):
 def test_one_output_without_biases(name):
     x, y, network, gradient = batch(f"mlp:30-200-1:{name}:nobias", 5)
     box = (torch.zeros(1), torch.ones(1))
-    found = recover_span(network, gradient, SpanSettings(), generator=generator(), box=box)
+    found = recover_span(network, gradient, SpanSettings(), generator=generator(), count=5, box=box)
     error, match = errors(x, found.inputs)
     assert found.certified
     assert float(error.max()) < 1e-8
@@ -110,7 +109,7 @@ def test_one_output_without_biases(name):
 
 def test_without_a_box_an_odd_activation_is_known_up_to_sign():
     x, _, network, gradient = batch("mlp:30-200-1:tanh:nobias", 5)
-    found = recover_span(network, gradient, SpanSettings(), generator=generator())
+    found = recover_span(network, gradient, SpanSettings(), generator=generator(), count=len(x))
     assert found.certified
     assert not found.sign_known
     both = torch.cat([found.inputs, -found.inputs])
@@ -119,7 +118,7 @@ def test_without_a_box_an_odd_activation_is_known_up_to_sign():
 
 def test_sums_decide_the_sign_where_the_head_or_its_bias_tells():
     x, _, network, gradient = batch("mlp:30-200-1:sigmoid:nobias", 5, positive=False)
-    found = recover_span(network, gradient, SpanSettings(), generator=generator())
+    found = recover_span(network, gradient, SpanSettings(), generator=generator(), count=len(x))
     assert found.sign_known  # s(0) = 1/2: the head's mean counts the residuals
     assert float(errors(x, found.inputs)[0].max()) < 1e-8
     x, _, network, _ = batch("mlp:30-200-1:tanh:nobias", 5, positive=False)
@@ -133,7 +132,7 @@ def test_sums_decide_the_sign_where_the_head_or_its_bias_tells():
         head=r.T @ torch.tanh(x @ network.weights.T),
         head_bias=r.sum(0),
     )
-    found = recover_span(network, told, SpanSettings(), generator=generator())
+    found = recover_span(network, told, SpanSettings(), generator=generator(), count=5)
     assert found.sign_known
     assert float(errors(x, found.inputs)[0].max()) < 1e-8
 
@@ -143,23 +142,25 @@ def test_a_known_sign_of_the_residuals_decides():
     r = torch.tensor([1.0, 2, 1.5, 0.5, 3], dtype=torch.float64)[:, None]
     slope = 1 - torch.tanh(x @ network.weights.T) ** 2
     gradient = BatchGradient(weights=(r @ network.head * slope).T @ x)
-    found = recover_span(network, gradient, SpanSettings(), generator=generator(), residual_sign=1)
+    found = recover_span(
+        network, gradient, SpanSettings(), generator=generator(), count=5, residual_sign=1
+    )
     assert found.sign_known
     assert bool((found.residuals > 0).all())
     assert float(errors(x, found.inputs)[0].max()) < 1e-8
 
 
-def test_first_layer_alone_with_biases_that_stand_still():
+def test_the_first_layer_alone_is_enough():
     x, _, network, gradient = batch("mlp:30-200-3:tanh", 5)
-    only = BatchGradient(weights=gradient.weights)
-    found = recover_span(network, only, SpanSettings(), generator=generator())
+    only = BatchGradient(weights=gradient.weights, bias=gradient.bias)
+    found = recover_span(network, only, SpanSettings(), generator=generator(), count=5)
     assert found.certified
     assert float(errors(x, found.inputs)[0].max()) < 1e-7
 
 
 def test_one_record():
     x, _, network, gradient = batch("mlp:10-30-1:tanh", 1)
-    found = recover_span(network, gradient, SpanSettings(), generator=generator())
+    found = recover_span(network, gradient, SpanSettings(), generator=generator(), count=len(x))
     assert float(errors(x, found.inputs)[0].max()) < 1e-10
 
 
@@ -189,7 +190,8 @@ def test_a_batch_too_large_for_the_width_is_not_certified():
 def test_the_same_seed_gives_the_same_numbers():
     _, _, network, gradient = batch("mlp:20-60-1:gelu", 4)
     one, two = (
-        recover_span(network, gradient, SpanSettings(), generator=generator(3)) for _ in range(2)
+        recover_span(network, gradient, SpanSettings(), generator=generator(3), count=4)
+        for _ in range(2)
     )
     assert torch.equal(one.inputs, two.inputs)
 
@@ -199,4 +201,4 @@ def test_the_first_layers_gradient_is_needed():
         weights=torch.ones(4, 3).double(), head=torch.ones(1, 4).double(), activation=torch.tanh
     )
     with pytest.raises(InputError, match="expected the first layer's gradient, got none"):
-        recover_span(network, BatchGradient(), SpanSettings(), generator=generator())
+        recover_span(network, BatchGradient(), SpanSettings(), generator=generator(), count=2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remnant.attacks import gradient_sequences
 from remnant.attacks.about import (
@@ -23,33 +24,31 @@ from remnant.attacks.about import (
     setting,
 )
 from remnant.attacks.behind_front import through_front
-from remnant.attacks.folded import without_norms
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
     in_training,
-    norm_names,
-    normed_pair,
     recover_through_norm,
     unless_refuted,
+    unnormed,
 )
-from remnant.attacks.gradient_saved import from_optimizer
-from remnant.attacks.gradient_span import conclude_span, smooth_end, span_tolerance
+from remnant.attacks.ntk_exact import recover_exactly
 from remnant.attacks.outcome import (
-    in_box,
     in_data_scale,
     model_box,
     nothing,
     seen,
-    stated_errors,
-    status_of,
     undo_convolutions,
-    worst_of,
+    vouched,
+    with_weights,
 )
 from remnant.errors import InputError, expected
-from remnant.evidence import one_gradient
+from remnant.evidence import one_gradient, summed_gradients
+from remnant.models.folding import NORMS
+from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.dropout import drops, recover_dropped
 from remnant.solvers.dense.one_gradient import BatchRecovery, Layers, recover_batch
 from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.descent.front import FrontMatching
 from remnant.solvers.descent.matching import Matching, match_gradient
 from remnant.solvers.layers import Pair, first_pair, labels_from, output_residuals
@@ -57,16 +56,18 @@ from remnant.solvers.sequence.families import is_transformer
 from remnant.solvers.spans import BLENDS, told_apart
 from remnant.solvers.tensor.deep import Deep, read_deep
 from remnant.solvers.tensor.span_lm import SpanSettings, recover_span, smooth_count
-from remnant.solvers.tensor.two_layer import (
-    TensorSettings,
-    tensor_attack,
-)
+from remnant.solvers.tensor.two_layer import TensorSettings, tensor_attack
 from remnant.training.batch_gradient import batch_gradient
 from remnant.types import Candidates, Evidence, Examples, Stated, Status, Target
 
 Preset = Literal["exact", "paper", "matching"]
 PRESETS: tuple[Preset, ...] = ("exact", "paper", "matching")
 SIGNS = {"unknown": 0, "positive": 1, "negative": -1}
+MOVED = (
+    "nor more as a sum over several: the batches fill the layer, or the weights moved too far "
+    "between them; a checkpoint after the first step, or --initial, would tell more"
+)
+dense_pair = partial(first_pair, after_convolutions=True)
 ABOUT = About(
     summary="a batch from one gradient",
     example="--model mlp:784-256-256-10 --weights sent.safetensors "
@@ -131,8 +132,10 @@ class Gradient:
         if not any(bool(g.any()) for g in target.knowledge.gradient.values()):
             return nothing(target, Status.INCONCLUSIVE, "the gradient is zero everywhere")
         evidence = one_gradient(target)
-        norms = norm_names(target.model)  # frozen ones have no gradient, and need none
-        lacking = [n for n in evidence.start if n not in evidence.vector and n not in norms]
+        # Batch norm that is frozen has no gradient, and needs none.
+        norms = tuple(f"{n}." for n, m in target.model.named_modules() if isinstance(m, NORMS))
+        lacking = [n for n in evidence.start if n not in evidence.vector]
+        lacking = [name for name in lacking if not name.startswith(norms)]
         if lacking and self.preset == "exact":
             do = "give the rest, or --preset paper --source head"
             return nothing(target, Status.NOT_APPLICABLE, f"no gradient of {lacking[0]}; {do}")
@@ -160,75 +163,60 @@ class Gradient:
             return gradient_sequences.twin(scene, strangers)
         inputs = target.scaling.to_model(strangers.inputs.reshape(-1, *target.input_shape))
         inputs = inputs.to(next(target.model.parameters()))  # tables may be in double precision
-        normed, model = normed_pair(target.model), copy.deepcopy(target.model)
-        if normed is not None and in_training(target, normed):
-            model.train()
+        model = copy.deepcopy(target.model).train(in_training(target))
         gradient = batch_gradient(model, scene.loss, (inputs, strangers.labels))
         count = len(strangers)
         held = replace(target.knowledge, gradient=gradient, labels=None, records=count)
         return replace(target, knowledge=held)
 
     def exact(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
-        normed = normed_pair(target.model)
-        if normed is not None and in_training(target, normed):
-            return recover_through_norm(target, normed, generator)
-        plain = without_norms(target, evidence)
+        plain = unnormed(target, evidence)
+        if plain == "training":
+            return recover_through_norm(target, evidence, generator)
         if isinstance(plain, str):
             return nothing(target, Status.INCONCLUSIVE, plain)
+        dense = partial(self, generator=generator)
         if plain is not None:
             if any(name.endswith("running_mean") for name in target.knowledge.gradient or {}):
-                dense = partial(self, generator=generator)
                 return through_front(target, evidence, dense, generator, otherwise=STATISTICS)
             found = unless_refuted(target, evidence, self.exact(*plain, generator))
-            if isinstance(first_pair(plain[0].model, after_convolutions=True), str):
-                return found  # the dense layers have no batch norm
+            if found.stated.certified or isinstance(dense_pair(plain[0].model), str):
+                return found  # or the dense layers have no batch norm
             otherwise = f"{found.reason}; if it was taken otherwise, {STATISTICS}"
-            return found if found.stated.certified else replace(found, reason=otherwise)
-        pair = first_pair(target.model, after_convolutions=True)
+            return replace(found, reason=otherwise)
+        pair = dense_pair(target.model)
         if isinstance(pair, str):
-            dense = partial(self, generator=generator)
             how = FrontMatching(evaluations=self.steps)
             return through_front(target, evidence, dense, generator, otherwise=pair, settings=how)
         deep = read_deep(target.model, evidence.vector)
-        if not isinstance(deep, str) and smooth_end(deep):
+        if not isinstance(deep, str) and deep.smooth_end:
             return self.one_smooth_layer(target, evidence, deep, generator)
-        first = pair.first.affine(evidence.start), pair.first.affine(evidence.vector)
-        recovery = self.dense(target, evidence, pair, first, generator)
-        return conclude(target, evidence, pair, recovery, generator)
+        recovery = self.dense(target, evidence, pair, generator)
+        return conclude(target, evidence, recovery, generator)
 
     def dense(
-        self,
-        target: Target,
-        evidence: Evidence,
-        pair: Pair,
-        first: tuple[Tensor, Tensor],
-        generator: torch.Generator,
+        self, target: Target, evidence: Evidence, pair: Pair, generator: torch.Generator
     ) -> BatchRecovery:
-        """The batch behind two dense layers; first: the first one and its gradient, with its
-        bias."""
+        """The batch behind two dense layers."""
+        first, count = pair.first.affine(evidence.start), target.knowledge.records
         layers = Layers(
-            first=first[0],
-            first_gradient=first[1],
+            first=first,
+            first_gradient=pair.first.affine(evidence.vector),
             next_weight=evidence.start[pair.next.weight],
             next_gradient=pair.next.affine(evidence.vector),
             activation=pair.activation,
-            bias=first[0].shape[1] > evidence.start[pair.first.weight].shape[1],
+            bias=pair.first.bias is not None,
             last=pair.last,
             precision=evidence.precision,
         )
         if isinstance(pair.activation, nn.ReLU) and drops(target.model):
-            count = target.knowledge.records
             dropped = recover_dropped(layers, generator=generator, count=count)
             if dropped is not None and dropped.complete:
                 return dropped
-        recovery = recover_batch(
-            layers,
-            count=target.knowledge.records,
-            search=Search(starts=self.walkers, iterations=8000, patience=self.patience),
-            generator=generator,
-        )
-        if target.knowledge.records is None and layers.bias and len(recovery.inputs):
-            apart = told_apart(layers.first, recovery.inputs)
+        search = Search(starts=self.walkers, iterations=8000, patience=self.patience)
+        recovery = recover_batch(layers, count=count, search=search, generator=generator)
+        if count is None and layers.bias and len(recovery.inputs):
+            apart = told_apart(first, recovery.inputs)
             blends = int((recovery.passed & ~apart).sum())
             reason = recovery.reason + (f"; {blends} of them {BLENDS}" if blends else "")
             recovery = replace(recovery, passed=recovery.passed & apart, reason=reason)
@@ -237,22 +225,43 @@ class Gradient:
     def one_smooth_layer(
         self, target: Target, evidence: Evidence, deep: Deep, generator: torch.Generator
     ) -> Candidates:
-        network, gradient = deep.network, deep.gradient
-        count = target.knowledge.records or smooth_count(network, gradient, evidence.precision)
+        """One hidden layer with a smooth activation: all records or none are certified, since one
+        that is held loosely moves others."""
+        network, gradient, precision = deep.network, deep.gradient, evidence.precision
+        count = target.knowledge.records or smooth_count(gradient, precision)
         if count is None:
             reason = "no gap among the singular values of the gradient tells the number of records"
             return nothing(target, Status.INCONCLUSIVE, f"{reason}; give --records")
+        # Right records left up to 2.3 times single precision's rounding, and 0.35 times that of
+        # coarser ones, where wrong ones were seen to leave 1.
+        tolerance = max(1e-7, min(20 * precision, 2.5e-6), precision / 2)
         found = recover_span(
             network,
             gradient,
-            SpanSettings(tolerance=span_tolerance(evidence.precision)),
+            SpanSettings(tolerance=tolerance),
             generator=generator,
             count=count,
             box=None if deep.front or deep.scale != 1 else model_box(target),
             residual_sign=SIGNS[self.residuals],
         )
-        inputs, error = deep.to_inputs(found.inputs), found.error / deep.scale
-        return conclude_span(target, evidence, replace(found, inputs=inputs, error=error))
+        inputs, error = deep.to_inputs(found.inputs), (found.error / deep.scale).square()
+        sure = found.certified and found.sign_known
+        sure &= bool((error < TOLERANCES.sure * spread_of(inputs)).all())
+        words = f"the equations hold to {found.misfit:.1e}"
+        if not found.sign_known:
+            words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
+        figures = {"unexplained": found.misfit, "sign_known": found.sign_known}
+        return vouched(
+            target,
+            inputs,
+            error,
+            torch.full((count,), sure),
+            count,
+            f"{{sure}} of {count} records found and certified without the truth: {words}{{worst}}",
+            labels=labels_from(target, found.residuals, inputs) if sure else None,
+            residuals=found.residuals,
+            figures=figures | {"found": count},
+        )
 
     def paper(self, target: Target, evidence: Evidence, generator: torch.Generator) -> Candidates:
         read = read_deep(target.model, evidence.vector)
@@ -315,15 +324,10 @@ class Gradient:
 
 
 def conclude(
-    target: Target,
-    evidence: Evidence,
-    pair: Pair,
-    recovery: BatchRecovery,
-    generator: torch.Generator,
+    target: Target, evidence: Evidence, recovery: BatchRecovery, generator: torch.Generator
 ) -> Candidates:
     """Candidates in the data's own scale, certified ones first."""
-    counted, spectrum = recovery.counted, recovery.spectrum
-    basics = seen(spectrum, counted)
+    basics = seen(recovery.spectrum, recovery.counted)
     if not len(recovery.inputs):
         return nothing(target, Status.INCONCLUSIVE, recovery.reason, **basics)
     inputs, passed, error, more = undo_convolutions(
@@ -335,38 +339,50 @@ def conclude(
         generator=generator,
     )
     inputs = inputs.reshape(-1, *target.input_shape)
-    data = target.scaling.to_data(inputs)
-    passed = passed & in_box(data, target.bounds)
     whole = recovery.complete and not drops(target.model)  # what later layers dropped is not known
     residuals = output_residuals(target.model, evidence, inputs) if whole else None
-    labels = labels_from(target, residuals, inputs)
-    confidence = 1 - recovery.residual.clamp(0, 1)
-    confidence = confidence * (0.5 + 0.5 * passed)
-    order = confidence.argsort(descending=True, stable=True)
-    certified = int(passed.sum())
-    complete = recovery.complete and certified == counted
-    status = status_of(certified, counted)
-    if status is Status.COMPLETE and not complete:
-        status = Status.PARTIAL
     again = recovery.resimulation
-    stated = stated_errors(target, data[order], error[order], passed[order])
-    if certified:
-        more = f", {worst_of(stated)}{more}"
-    return Candidates(
-        inputs=data[order].float(),
-        confidence=confidence[order].float(),
-        labels=None if labels is None else labels[order],
-        status=status,
-        reason=recovery.reason + more,
-        stated=Stated(
-            counted=counted, certified=certified, passed=passed[order].tolist(), error=stated
-        ),
-        figures=basics["figures"]
-        | {
-            "found": len(data),
-            "rounds": len(recovery.found) - 1,
-            "unexplained": None if again is None else max(again.first, again.next),
-            "residuals": None if residuals is None else residuals[order].tolist(),
-        },
+    figures = {
+        "found": len(inputs),
+        "rounds": len(recovery.found) - 1,
+        "unexplained": None if again is None else max(again.first, again.next),
+    }
+    return vouched(
+        target,
+        inputs,
+        error,
+        passed,
+        recovery.counted,
+        f"{recovery.reason}{{worst}}{more}",
+        confidence=1 - recovery.residual.clamp(0, 1),
+        labels=labels_from(target, residuals, inputs),
+        residuals=residuals,
+        whole=recovery.complete,
+        figures=basics["figures"] | figures,
         trace=basics["trace"] | {"found": recovery.found},
     )
+
+
+def from_optimizer(
+    target: Target,
+    solve: Callable[[Target, Evidence, torch.Generator], Candidates],
+    generator: torch.Generator,
+) -> Candidates:
+    """What an optimizer saved beside the weights gives away; solve: one gradient.
+
+    After one step Adam's `exp_avg` and SGD's momentum buffer are the batch's gradient, taken at the
+    weights before that step, which follow from the same file. After several they are a sum of
+    gradients at weights that moved, as the difference of two checkpoints is, but not divided entry
+    by entry as Adam's own steps are: the search for two checkpoints reads it.
+    """
+    held = target.knowledge
+    assert held.initial is not None
+    single = replace(target, model=with_weights(target.model, held.initial))
+    found = solve(single, one_gradient(single), generator)
+    if found.status is not Status.COMPLETE:
+        search = Search(starts=32, iterations=300, patience=12)
+        several = recover_exactly(target, summed_gradients(target), search, generator)
+        better = (several.stated.certified or 0) > (found.stated.certified or 0)
+        found = several if better else replace(found, reason=f"as one step {found.reason}; {MOVED}")
+    whose = f"the checkpoint's optimizer holds a gradient ({held.gradient_of})"
+    return replace(found, reason=f"{whose}: {found.reason}")

@@ -8,19 +8,17 @@ statistics that the step left behind.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from remnant.attacks.outcome import in_box, nothing, seen, stated_errors, worst_of
-from remnant.evidence import one_gradient
-from remnant.models.foreign import real_outputs
-from remnant.models.stack import working
-from remnant.solvers.batch_norm import NextLayer, NormedLayer, NormedRecovery, recover_normed
-from remnant.solvers.layers import Dense
+from remnant.attacks.folded import without_norms
+from remnant.attacks.outcome import in_box, nothing, seen, vouched
+from remnant.solvers.batch_norm import read_normed, recover_normed, statistics_of
+from remnant.solvers.layers import output_residuals
 from remnant.training.batch_gradient import batch_gradient
-from remnant.types import Candidates, Evidence, Stated, Status, Target, Weights
+from remnant.types import Candidates, Evidence, Stated, Status, Target
 
 STATISTICS = (
     "batch norm in training mode hides the batch's mean and spread from its gradient; give the "
@@ -32,101 +30,55 @@ UNPLACED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NormedPair:
-    """Two dense layers, with batch norm after the first and perhaps after the second."""
-
-    first: Dense
-    norm: str  # the prefix of its parameters' names
-    module: nn.BatchNorm1d
-    activation: nn.Module
-    next: Dense
-    next_norm: tuple[str, nn.BatchNorm1d] | None
-    last: bool  # `next` is the output layer
+def in_training(target: Target) -> bool:
+    """Whether batch norm follows the first dense layer and the gradient was taken in training mode,
+    as far as the running statistics tell."""
+    return statistics_of(target.model, target.knowledge.gradient or {}, 1) is not None
 
 
-def normed_pair(model: nn.Module) -> NormedPair | None:
-    """The first layers, where batch norm follows the first dense one; None for other networks."""
-    layers = working(model, nn.Flatten)
-    kinds = [module for _, module in layers]
-    if len(kinds) < 4 or not isinstance(kinds[1], nn.BatchNorm1d):
-        return None
-    if not isinstance(kinds[0], nn.Linear) or not isinstance(kinds[3], nn.Linear):
-        return None
-    after = layers[4] if len(layers) > 4 else None
-    return NormedPair(
-        first=_dense(layers[0][0], kinds[0]),
-        norm=layers[1][0],
-        module=kinds[1],
-        activation=kinds[2],
-        next=_dense(layers[3][0], kinds[3]),
-        next_norm=(after[0], after[1])
-        if after is not None and isinstance(after[1], nn.BatchNorm1d)
-        else None,
-        last=len(layers) == 4,
-    )
-
-
-def _dense(prefix: str, layer: nn.Linear) -> Dense:
-    return Dense(weight=f"{prefix}weight", bias=None if layer.bias is None else f"{prefix}bias")
-
-
-def norm_names(model: nn.Module) -> set[str]:
-    """The names of batch norm's parameters."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
-    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]
-    return {f"{name}.{leaf}" for name, m in modules for leaf, _ in m.named_parameters()}
-
-
-def in_training(target: Target, pair: NormedPair) -> bool:
-    """Whether the gradient was taken in training mode, as far as the running statistics tell."""
-    gradient = target.knowledge.gradient or {}
-    return _batch_statistics(target.model, gradient, pair.norm, pair.module) is not None
+def unnormed(target: Target, evidence: Evidence) -> tuple[Target, Evidence] | str | None:
+    """The same without batch norm, as for `without_norms`; "training" where it mixes the batch."""
+    return "training" if in_training(target) else without_norms(target, evidence)
 
 
 def recover_through_norm(
-    target: Target, pair: NormedPair, generator: torch.Generator
+    target: Target, evidence: Evidence, generator: torch.Generator
 ) -> Candidates:
-    """Training mode, where a record's gradient depends on the batch; count found, not given."""
-    evidence, gradient = one_gradient(target), target.knowledge.gradient or {}
-    batch = _batch_statistics(target.model, gradient, pair.norm, pair.module)
-    after = pair.next_norm
-    beyond = None if after is None else _batch_statistics(target.model, gradient, *after)
-    if batch is None or (after is not None and beyond is None):
+    """Training mode, where a record's gradient depends on the batch."""
+    layers = read_normed(target.model, evidence, target.knowledge.gradient or {})
+    if layers is None:
         return nothing(target, Status.INCONCLUSIVE, STATISTICS)
-    if not isinstance(pair.activation, nn.ReLU):
-        kind = type(pair.activation).__name__
-        return nothing(target, Status.INCONCLUSIVE, f"batch norm before {kind} is not solved")
-    start, vector = evidence.start, evidence.vector
-    weight = start[pair.first.weight]
-    first = NormedLayer(
-        weight=weight,
-        bias=weight.new_zeros(len(weight)) if pair.first.bias is None else start[pair.first.bias],
-        scale=_own(start, f"{pair.norm}weight", 1.0, len(weight)),
-        shift=_own(start, f"{pair.norm}bias", 0.0, len(weight)),
-        eps=pair.module.eps,
-        mean=batch[0],
-        variance=batch[1],
-        gradient=vector[pair.first.weight],
-        shift_gradient=vector.get(f"{pair.norm}bias"),
-    )
-    following = NextLayer(
-        weight=start[pair.next.weight],
-        gradient=vector[pair.next.weight],
-        mean=None
-        if beyond is None
-        else beyond[0] - (start[pair.next.bias] if pair.next.bias else 0.0),
-    )
-    found = recover_normed(
-        first,
-        following,
-        precision=evidence.precision,
-        generator=generator,
-        count=target.knowledge.records,
-    )
+    if isinstance(layers, str):
+        return nothing(target, Status.INCONCLUSIVE, layers)
+    count = target.knowledge.records
+    found = recover_normed(layers, evidence.precision, generator=generator, count=count)
     if isinstance(found, str):
         return nothing(target, Status.INCONCLUSIVE, found)
-    return _conclude(target, evidence, found)
+    basics = seen(found.spectrum, found.counted)
+    reason = f"{found.found} of {found.counted} records found"
+    if not len(found.inputs):
+        return nothing(target, Status.INCONCLUSIVE, reason, **basics)
+    inputs = found.inputs.reshape(-1, *target.input_shape)
+    inside = bool(in_box(target.scaling.to_data(inputs), target.bounds).all())
+    if not found.complete:
+        reason += ", which do not give back the gradient"
+    else:
+        reason = f"all {found.counted} records, which give back the gradient through batch norm"
+        reason += "{worst}" if found.placed else f"; {UNPLACED}"
+    residuals = output_residuals(target.model, evidence, inputs, training=True)
+    told = found.complete and residuals is not None and residuals.shape[1] > 1
+    return vouched(
+        target,
+        inputs,
+        found.error,
+        torch.full((len(inputs),), found.complete and found.placed and inside),
+        found.counted,
+        reason,
+        confidence=torch.full((len(inputs),), float(found.complete)),
+        labels=residuals.argmin(1) if told and residuals is not None else None,
+        figures=basics["figures"] | {"found": found.found, "unexplained": found.unexplained},
+        trace=basics["trace"],
+    )
 
 
 def unless_refuted(target: Target, evidence: Evidence, found: Candidates) -> Candidates:
@@ -149,79 +101,3 @@ def unless_refuted(target: Target, evidence: Evidence, found: Candidates) -> Can
     return replace(
         found, status=Status.INCONCLUSIVE, stated=none, reason=f"{found.reason}; but {why}"
     )
-
-
-def _own(start: Weights, name: str, otherwise: float, width: int) -> Tensor:
-    """A parameter of batch norm, or what stands for it where it has none."""
-    value = start.get(name)
-    return torch.full((width,), otherwise, dtype=torch.float64) if value is None else value
-
-
-def _batch_statistics(
-    model: nn.Module, after: Weights, prefix: str, norm: nn.BatchNorm1d
-) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance (over n - 1) of the batch behind one step, from what the running ones were
-    and have become; None where they are not known or have not moved."""
-    names = [f"{prefix}{name}" for name in ("running_mean", "running_var")]
-    held = dict(model.named_buffers())
-    if not all(name in after and name in held for name in names):
-        return None
-    steps = norm.num_batches_tracked
-    share = norm.momentum
-    if share is None:  # a plain average over all steps so far
-        share = 1.0 / (1 + int(steps)) if steps is not None else 1.0
-    old, new = ([part[name].double() for name in names] for part in (held, after))
-    if share == 0 or all(torch.equal(a, b) for a, b in zip(old, new, strict=True)):
-        return None
-    mean, variance = (b.detach() - (1 - share) * a.detach() for a, b in zip(old, new, strict=True))
-    return mean / share, variance / share
-
-
-def _conclude(target: Target, evidence: Evidence, found: NormedRecovery) -> Candidates:
-    basics = seen(found.spectrum, found.counted)
-    count = f"{found.found} of {found.counted} records found"
-    if not len(found.inputs):
-        return nothing(target, Status.INCONCLUSIVE, count, **basics)
-    inputs = found.inputs.reshape(-1, *target.input_shape)
-    data = target.scaling.to_data(inputs)
-    sure = found.complete and found.placed and bool(in_box(data, target.bounds).all())
-    passed = torch.full((len(data),), sure)
-    stated = stated_errors(target, data, found.error, passed)
-    reason = f"all {found.counted} records, which give back the gradient through batch norm"
-    if not found.complete:
-        reason = f"{count}, which do not give back the gradient"
-    elif not found.placed:
-        reason += f"; {UNPLACED}"
-    elif sure:
-        reason += f", {worst_of(stated)}"
-    return Candidates(
-        inputs=data.float(),
-        confidence=torch.full((len(data),), 1.0 if sure else 0.5 if found.complete else 0.0),
-        labels=_labels(target, evidence, inputs) if found.complete else None,
-        status=Status.COMPLETE if sure else Status.INCONCLUSIVE,
-        reason=reason,
-        stated=Stated(
-            counted=found.counted,
-            certified=found.counted if sure else 0,
-            passed=passed.tolist(),
-            error=stated,
-        ),
-        figures=basics["figures"] | {"found": found.found, "unexplained": found.unexplained},
-        trace=basics["trace"],
-    )
-
-
-def _labels(target: Target, evidence: Evidence, inputs: Tensor) -> Tensor | None:
-    """Classes from the output layer's gradient, sum_i r_i h_i^T: the residual of a class is the
-    only negative one. None for one output, or more records than features."""
-    model = copy.deepcopy(target.model).double().train()
-    name, layer = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
-    features: list[Tensor] = []
-    layer.register_forward_hook(lambda module, given, out: features.append(given[0].detach()))
-    with torch.no_grad():
-        real_outputs(model(inputs.double()), len(inputs), "model")
-    gradient = evidence.vector[f"{name}.weight"]
-    if len(gradient) < 2 or len(inputs) > gradient.shape[1]:
-        return None
-    solved: Tensor = torch.linalg.lstsq(features[0].T, gradient.T, driver="gelsd").solution
-    return solved.argmin(1)

@@ -5,15 +5,21 @@ again from them.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from remnant.attacks.about import Cost, Scene
-from remnant.attacks.outcome import in_box, nothing, stated_errors, status_of, worst_of
+from remnant.attacks.outcome import (
+    in_box,
+    nothing,
+    stated_errors,
+    status_of,
+    with_weights,
+    worst_of,
+)
 from remnant.evidence import stored_precision
 from remnant.models.tokens import is_causal, longest_of
 from remnant.solvers.sequence.certificate import replayed
@@ -26,7 +32,7 @@ from remnant.solvers.sequence.recover import Held, Recovery, recover_sequences
 from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.solvers.sequence.vision import recover_images
 from remnant.training.batch_gradient import batch_gradient
-from remnant.types import Candidates, Evidence, Examples, Stated, Status, Target, Weights
+from remnant.types import Candidates, Evidence, Examples, Stated, Status, Target
 
 NEEDS = "no gradient is known; give --gradient, or --initial for two checkpoints"
 LIMITS = Tolerances()
@@ -60,7 +66,7 @@ def what_is_held(target: Target) -> list[Held]:
     """The gradient at the released weights; at the initial ones, if they are known too, since an
     optimizer's state is older than the weights beside it; or the change between two checkpoints."""
     gradient, initial = target.knowledge.gradient, target.knowledge.initial
-    at = target.model if initial is None else _with_weights(target.model, initial)
+    at = target.model if initial is None else with_weights(target.model, initial)
     if gradient is not None:
         precision = dict.fromkeys(gradient, stored_precision(gradient))
         now = Held(model=target.model, vector=gradient, precision=precision, whose="the gradient")
@@ -75,15 +81,6 @@ def what_is_held(target: Target) -> list[Held]:
     precision = {name: min(1.0, rounding * size) for name, size in sizes.items()}
     whose = "the change between two checkpoints"
     return [Held(model=at, vector=change, precision=precision, whose=whose, change=True)]
-
-
-def _with_weights(model: nn.Module, weights: Weights) -> nn.Module:
-    """A copy of the model with other weights."""
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, parameter in other.named_parameters():
-            parameter.copy_(weights[name])
-    return other
 
 
 def from_decoder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from remnant.models.stack import drops_inputs
 from remnant.solvers.convolutions.convolution import Inversion, invert_features
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum
-from remnant.types import Candidates, Stated, Status, Target
+from remnant.types import Candidates, Stated, Status, Target, Weights
 
 
 def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
@@ -60,6 +61,50 @@ def stated_errors(
     return [
         value if sure else None for value, sure in zip(error.tolist(), passed.tolist(), strict=True)
     ]
+
+
+def vouched(
+    target: Target,
+    inputs: Tensor,
+    squared: Tensor,
+    passed: Tensor,
+    count: int,
+    reason: str,
+    *,
+    confidence: Tensor | None = None,
+    labels: Tensor | None = None,
+    residuals: Tensor | None = None,
+    whole: bool = True,
+    figures: dict[str, Any],
+    trace: dict[str, Any] | None = None,
+) -> Candidates:
+    """Candidates of which some are certified, the surest first, with the errors to expect.
+
+    inputs: k x shape, in the model's scale. squared (k): their squared errors. passed (k): which of
+    them are certified, unless they leave the data's box. count: the records of the batch.
+    confidence: by which they are put in order. reason: may name `{sure}`, how many are certified,
+    and `{worst}`, to what error. residuals: dL/df of each (k x c). whole: all records give back the
+    evidence, so that the finding is complete if they are certified.
+    """
+    inputs = inputs.reshape(-1, *target.input_shape)
+    data = target.scaling.to_data(inputs)
+    passed = passed & in_box(data, target.bounds)
+    confidence = passed.double() if confidence is None else confidence * (0.5 + 0.5 * passed)
+    order = confidence.argsort(descending=True, stable=True)
+    sure, passed = int(passed.sum()), passed[order]
+    stated = stated_errors(target, data[order], squared[order], passed)
+    worst = f", {worst_of(stated)}" if sure else ""
+    status = status_of(sure, count)
+    return Candidates(
+        inputs=data[order].float(),
+        confidence=confidence[order].float(),
+        labels=None if labels is None else labels[order],
+        status=Status.PARTIAL if status is Status.COMPLETE and not whole else status,
+        reason=reason.replace("{sure}", f"{sure}").replace("{worst}", worst),
+        stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
+        figures=figures | {"residuals": None if residuals is None else residuals[order].tolist()},
+        trace=trace or {},
+    )
 
 
 def worst_of(stated: list[float | None]) -> str:
@@ -126,3 +171,13 @@ def undo_convolutions(
     determined = int(images.determined.sum())
     words = f"; the convolutions determine {determined} of {len(passed)} images"
     return images.inputs, passed & images.determined, images.off(error), words
+
+
+def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
+    """A copy of the model with other weights; parts that are not named stay as they are."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, value in (*other.named_parameters(), *other.named_buffers()):
+            if name in weights:
+                value.copy_(weights[name])
+    return other

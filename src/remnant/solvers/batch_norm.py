@@ -20,14 +20,16 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from remnant.models.stack import working
 from remnant.progress import task
 from remnant.solvers.dense.batch_search import slopes
 from remnant.solvers.dense.reflections import Graph, iterate, starting_at
 from remnant.solvers.numerics import distinct
 from remnant.solvers.spans import Spectrum, count_records
+from remnant.types import Evidence, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,12 @@ class Tolerances:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NormedLayer:
-    """A dense layer (w x d) with the batch norm behind it and the gradients of both. float64.
+class Normed:
+    """A dense layer (w x d) with the batch norm behind it, the dense layer after that (v x w), and
+    the gradients of all three. float64.
 
-    mean, variance: of the batch, w each, the variance over n - 1.
+    mean, variance: of the batch, w each, the variance over n - 1. next_mean: the batch's mean of
+    what the next layer gives (v, without its bias), where batch norm follows it too.
     """
 
     weight: Tensor
@@ -64,16 +68,71 @@ class NormedLayer:
     variance: Tensor
     gradient: Tensor
     shift_gradient: Tensor | None  # None where beta is not trained
+    next_weight: Tensor
+    next_gradient: Tensor
+    next_mean: Tensor | None
+
+    def deviations(self, n: int) -> Tensor:
+        """What the layer divided by: the standard deviation of the batch of n, w."""
+        return (self.variance.clamp_min(0) * (n - 1) / n + self.eps).sqrt()
+
+    def mean_record(self) -> Tensor:
+        """d: what W x + b = mean says of the mean record; the shortest where that leaves it
+        open."""
+        rest = (self.mean - self.bias)[:, None]
+        solved: Tensor = torch.linalg.lstsq(self.weight, rest, driver="gelsd").solution[:, 0]
+        return solved
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NextLayer:
-    """The dense layer after the activation, v x w, and its gradient; the batch's mean of what it
-    gives (v, without its bias) where batch norm follows it too, None where none does."""
+def statistics_of(model: nn.Module, after: Weights, place: int) -> tuple[Tensor, Tensor] | None:
+    """Mean and variance (over n - 1) of the batch behind one step, at the batch norm in that place
+    of a stack, from what the running ones were and have become; None where none stands there behind
+    a dense layer, or they are not known, or have not moved."""
+    layers = working(model, nn.Flatten)
+    prefix, norm = layers[place] if len(layers) > place + 2 else ("", None)
+    if not isinstance(norm, nn.BatchNorm1d) or not isinstance(layers[place - 1][1], nn.Linear):
+        return None
+    held, steps, share = dict(model.named_buffers()), norm.num_batches_tracked, norm.momentum
+    names = [f"{prefix}{name}" for name in ("running_mean", "running_var")]
+    if not all(name in after and name in held for name in names):
+        return None
+    if share is None:  # a plain average over all steps so far
+        share = 1.0 / (1 + int(steps)) if steps is not None else 1.0
+    old, new = ([part[name].detach().double() for name in names] for part in (held, after))
+    if share == 0 or all(torch.equal(a, b) for a, b in zip(old, new, strict=True)):
+        return None
+    mean, variance = (b - (1 - share) * a for a, b in zip(old, new, strict=True))
+    return mean / share, variance / share
 
-    weight: Tensor
-    gradient: Tensor
-    mean: Tensor | None
+
+def read_normed(model: nn.Module, evidence: Evidence, after: Weights) -> Normed | str | None:
+    """The first two dense layers, in a sentence why they are not solved, or None without the
+    statistics of a norm behind the second. after: the running statistics after the step."""
+    layers, batch = working(model, nn.Flatten), statistics_of(model, after, 1)
+    (first, _), (norm, module), (_, activation), (following, second) = layers[:4]
+    normed_twice = len(layers) > 4 and isinstance(layers[4][1], nn.BatchNorm1d)
+    beyond = statistics_of(model, after, 4) if normed_twice else None
+    if batch is None or (normed_twice and beyond is None):
+        return None
+    if not isinstance(activation, nn.ReLU) or not isinstance(second, nn.Linear):
+        return f"batch norm before {type(activation).__name__} is not solved"
+    start, vector = evidence.start, evidence.vector
+    weight = start[f"{first}weight"]
+    zeros, ones = weight.new_zeros(len(weight)), weight.new_ones(len(weight))
+    return Normed(
+        weight=weight,
+        bias=start.get(f"{first}bias", zeros),
+        scale=start.get(f"{norm}weight", ones),
+        shift=start.get(f"{norm}bias", zeros),
+        eps=float(getattr(module, "eps", 0.0)),
+        mean=batch[0],
+        variance=batch[1],
+        gradient=vector[f"{first}weight"],
+        shift_gradient=vector.get(f"{norm}bias"),
+        next_weight=start[f"{following}weight"],
+        next_gradient=vector[f"{following}weight"],
+        next_mean=None if beyond is None else beyond[0] - start.get(f"{following}bias", 0.0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,44 +161,38 @@ class Spaces:
 
 
 def recover_normed(
-    first: NormedLayer,
-    following: NextLayer,
-    *,
+    layers: Normed,
     precision: float,
+    *,
     generator: torch.Generator,
     count: int | None = None,
     settings: Tolerances | None = None,
 ) -> NormedRecovery | str:
     """The records, or in a sentence why this network does not tell them."""
     settings = settings or Tolerances()
-    parts = torch.linalg.svd(first.gradient, full_matrices=False)
-    spectrum = count_records(parts.S, first.gradient, precision)
+    parts = torch.linalg.svd(layers.gradient, full_matrices=False)
+    spectrum = count_records(parts.S, layers.gradient, precision)
     n = count or spectrum.count + 1
-    w, d = first.weight.shape
+    w, d = layers.weight.shape
+    v = len(layers.next_weight)
     if not spectrum.clear and count is None:
         return "no gap among the singular values of the gradient tells the number of records"
-    if n < 2 or n - 1 >= min(w, d) or 2 * n >= w or n > len(following.weight):
+    if n < 2 or n - 1 >= min(w, d) or 2 * n >= w or n > v:
         return f"{n} records need a wider first layer than {w} x {d}, and as many neurons after it"
-    if following.mean is not None and len(following.weight) < w:
+    if layers.next_mean is not None and v < w:
         return "batch norm after a second layer narrower than the first hides the mean features"
-    sd = deviations(first, n)
-    columns = torch.cat(
-        [(first.scale / sd)[:, None] * (first.weight @ parts.Vh[: n - 1].T), first.shift[:, None]],
-        dim=1,
-    )
-    spaces = Spaces(
-        t=_frame(columns, settings.smallest),
-        h=_features(following, n, settings.smallest),
-        columns=columns,
-        right=parts.Vh[: n - 1],
-    )
+    right, slope = parts.Vh[: n - 1], layers.scale / layers.deviations(n)
+    columns = torch.cat([slope[:, None] * (layers.weight @ right.T), layers.shift[:, None]], dim=1)
+    features = torch.linalg.svd(layers.next_gradient, full_matrices=False).Vh[:n].T
+    if layers.next_mean is not None:
+        wanted = layers.next_mean[:, None]
+        mean = torch.linalg.lstsq(layers.next_weight, wanted, driver="gelsd").solution
+        both = torch.cat([features[:, : n - 1], normalize(mean, dim=0)], dim=1)
+        features = _frame(both, settings.smallest)
+    t = _frame(columns, settings.smallest)
+    spaces = Spaces(t=t, h=features, columns=columns, right=right)
     t = search(spaces, n, settings, generator)
-    return _conclude(first, following, spaces, spectrum, t, n, settings)
-
-
-def deviations(first: NormedLayer, n: int) -> Tensor:
-    """What the layer divided by: the batch's own standard deviation, w."""
-    return (first.variance.clamp_min(0) * (n - 1) / n + first.eps).sqrt()
+    return _conclude(layers, spaces, spectrum, t, n, settings)
 
 
 def search(spaces: Spaces, n: int, settings: Tolerances, generator: torch.Generator) -> Tensor:
@@ -202,25 +255,22 @@ def _misfit(spaces: Spaces, points: Tensor) -> Tensor:
 
 
 def _conclude(
-    first: NormedLayer,
-    following: NextLayer,
-    spaces: Spaces,
-    spectrum: Spectrum,
-    t: Tensor,
-    n: int,
-    settings: Tolerances,
+    layers: Normed, spaces: Spaces, spectrum: Spectrum, t: Tensor, n: int, settings: Tolerances
 ) -> NormedRecovery:
-    w, d = first.weight.shape
-    inputs, error = first.weight.new_zeros(0, d), first.weight.new_zeros(0)
-    unexplained, complete, placed = math.inf, False, w >= d
-    y = lengths(first, spaces, t, n) if len(t) == n else None
+    w, d = layers.weight.shape
+    inputs, error = layers.weight.new_zeros(0, d), layers.weight.new_zeros(0)
+    unexplained, placed = math.inf, w >= d
+    y = lengths(layers, spaces, t, n) if len(t) == n else None
     if y is not None:
-        centred = y @ spaces.right
-        inputs = mean_record(first) + centred
-        unexplained = resimulate(first, following, inputs, settings.kink)
-        complete = unexplained < settings.returned
-        own = (settings.safety * unexplained) ** 2 * centred.square().sum(1)
-        error = own + (mean_error(first) if placed else 0.0)
+        centred, mean = y @ spaces.right, layers.mean_record()
+        inputs = mean + centred
+        unexplained = resimulate(layers, inputs, settings.kink)
+        error = (settings.safety * unexplained) ** 2 * centred.square().sum(1)
+        if placed:  # what the equations of the mean record leave says how far it may be off
+            rest = layers.weight @ mean + layers.bias - layers.mean
+            rounding = 1e-7 * layers.mean.square().mean()
+            noise = max(float(rest.square().sum() / max(1, w - d)), float(rounding**2))
+            error = error + noise * float(torch.linalg.pinv(layers.weight).square().sum())
     return NormedRecovery(
         inputs=inputs,
         error=error,
@@ -228,12 +278,12 @@ def _conclude(
         found=len(t),
         spectrum=spectrum,
         unexplained=unexplained,
-        complete=complete,
+        complete=unexplained < settings.returned,
         placed=placed,
     )
 
 
-def lengths(first: NormedLayer, spaces: Spaces, t: Tensor, n: int) -> Tensor | None:
+def lengths(layers: Normed, spaces: Spaces, t: Tensor, n: int) -> Tensor | None:
     """y of all records (n x (n-1)) from their directions t; None where no lengths make them add up
     to zero."""
     y = t @ torch.linalg.pinv(spaces.columns)[: n - 1].T
@@ -242,65 +292,36 @@ def lengths(first: NormedLayer, spaces: Spaces, t: Tensor, n: int) -> Tensor | N
     if bool((weights <= 0).any()):
         return None
     y = weights[:, None] * y
-    spread = (y @ spaces.right @ first.weight.T).square().sum(0)
-    seen = (n - 1) * first.variance
+    spread = (y @ spaces.right @ layers.weight.T).square().sum(0)
+    seen = (n - 1) * layers.variance
     scaled: Tensor = y * ((spread * seen).sum() / spread.square().sum()).sqrt()
     return scaled
 
 
-def mean_record(first: NormedLayer) -> Tensor:
-    """d: what W x + b = mean says of the mean record; the shortest where that leaves it open."""
-    rest = (first.mean - first.bias)[:, None]
-    solved: Tensor = torch.linalg.lstsq(first.weight, rest, driver="gelsd").solution[:, 0]
-    return solved
-
-
-def resimulate(first: NormedLayer, following: NextLayer, inputs: Tensor, kink: float) -> float:
+def resimulate(layers: Normed, inputs: Tensor, kink: float) -> float:
     """The largest relative residual of what the records give back: nothing is left to choose.
 
     Features follow from the records, signals from the next layer's gradient, and with these the
     gradients of the first layer and of beta, but for neurons within `kink` of their kink.
     """
-    n = len(inputs)
-    z = inputs @ first.weight.T
+    n, wanted = len(inputs), layers.next_gradient.T
+    z = inputs @ layers.weight.T
     z = z - z.mean(0)
-    normed = z / (z.square().mean(0) + first.eps).sqrt()
-    t = first.scale * normed + first.shift
+    normed = z / (z.square().mean(0) + layers.eps).sqrt()
+    t = layers.scale * normed + layers.shift
     features = t.clamp(min=0)
-    centred = features - features.mean(0) if following.mean is not None else features
-    signals = torch.linalg.lstsq(centred.T, following.gradient.T, driver="gelsd").solution
-    if following.mean is not None:  # they add up to zero, which the centred features leave open
+    centred = features if layers.next_mean is None else features - features.mean(0)
+    signals = torch.linalg.lstsq(centred.T, wanted, driver="gelsd").solution
+    if layers.next_mean is not None:  # they add up to zero, which centred features leave open
         signals = signals - signals.mean(0)
-    next_rest = features.T @ signals - following.gradient.T
-    back = (t > 0) * (signals @ following.weight)
+    back = (t > 0) * (signals @ layers.next_weight)
     through = back - back.mean(0) - normed * (back * normed).mean(0)
-    gradient = ((first.scale / deviations(first, n)) * through).T @ inputs
+    gradient = ((layers.scale / layers.deviations(n)) * through).T @ inputs
     sure = (t.abs() > kink).all(0)
-    pairs = [
-        (next_rest, following.gradient),
-        ((gradient - first.gradient)[sure], first.gradient[sure]),
-    ]
-    if first.shift_gradient is not None:
-        pairs.append(((back.sum(0) - first.shift_gradient)[sure], first.shift_gradient[sure]))
-    return max(float(rest.norm() / whole.norm().clamp_min(1e-300)) for rest, whole in pairs)
-
-
-def mean_error(first: NormedLayer) -> float:
-    """The squared error of the mean record to expect from what its equations leave."""
-    rest = first.weight @ mean_record(first) + first.bias - first.mean
-    free = max(1, len(rest) - first.weight.shape[1])
-    rounding = 1e-7 * first.mean.square().mean()
-    noise = max(float(rest.square().sum() / free), float(rounding**2))
-    return noise * float(torch.linalg.pinv(first.weight).square().sum())
-
-
-def _features(following: NextLayer, n: int, smallest: float) -> Tensor:
-    """The frame of all features, w x n."""
-    right: Tensor = torch.linalg.svd(following.gradient, full_matrices=False).Vh
-    if following.mean is None:
-        return right[:n].T
-    mean = torch.linalg.lstsq(following.weight, following.mean[:, None], driver="gelsd").solution
-    return _frame(torch.cat([right[: n - 1].T, normalize(mean, dim=0)], dim=1), smallest)
+    pairs = [(features.T @ signals, wanted), (gradient[sure], layers.gradient[sure])]
+    if layers.shift_gradient is not None:
+        pairs.append((back.sum(0)[sure], layers.shift_gradient[sure]))
+    return max(float((own - held).norm() / held.norm().clamp_min(1e-300)) for own, held in pairs)
 
 
 def _frame(columns: Tensor, smallest: float) -> Tensor:

@@ -104,14 +104,17 @@ def class_signals(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def output_residuals(model: nn.Module, evidence: Evidence, inputs: Tensor) -> Tensor | None:
-    """dL/df of each record (k x c) for inputs k x shape in the model's scale.
+def output_residuals(
+    model: nn.Module, evidence: Evidence, inputs: Tensor, *, training: bool = False
+) -> Tensor | None:
+    """dL/df of each record (k x c) for inputs k x shape in the model's scale; of a batch that the
+    model saw in training mode, where batch norm mixes it.
 
     The output layer's gradient is sum_i r_i h_i^T, its features h_i follow from the inputs. None
     where the last dense layer is not the output, or there are more records than features tell
     apart.
     """
-    outputs, layers = seen(model, evidence.start, inputs)
+    outputs, layers = seen(model, evidence.start, inputs, training=training)
     h, last, name = layers[-1]
     if last is not outputs:
         return None
@@ -146,11 +149,11 @@ def labels_from(target: Target, residuals: Tensor | None, inputs: Tensor) -> Ten
 
 
 def seen(
-    model: nn.Module, weights: Weights, inputs: Tensor
+    model: nn.Module, weights: Weights, inputs: Tensor, *, training: bool = False
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor, str]]]:
     """The outputs at inputs (k x shape), and of every dense layer, in order of evaluation, what
     enters it, what leaves it, and its name. In double precision."""
-    model, inputs = copy.deepcopy(model).double().eval(), inputs.detach().double()
+    model, inputs = copy.deepcopy(model).double().train(training), inputs.detach().double()
     layers: list[tuple[Tensor, Tensor, str]] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):

@@ -8,6 +8,7 @@ activations an eavesdropper undoes them one by one (`eavesdrop`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from remnant.models.stack import working
-from remnant.solvers.tensor.eavesdrop import BIJECTIONS, Layer, undo_directions, undo_layers
+from remnant.solvers.dense.one_gradient import leak_of
+from remnant.solvers.tensor.eavesdrop import Layer, undo_directions, undo_layers, why_not_undone
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 from remnant.types import Weights
 
@@ -35,18 +37,23 @@ class Deep:
     front: tuple[Layer, ...] = ()
     scale: float = 1.0
 
+    @property
+    def smooth_end(self) -> bool:
+        """Whether the last hidden layer is smooth and sees the batch itself."""
+        activation = self.network.activation
+        rough = isinstance(activation, nn.Module) and leak_of(activation) is not None
+        return self.kind != "eavesdropper" and not rough
+
     def to_inputs(self, seen: Tensor) -> Tensor:
         """k x d from what the last hidden layer sees, k x d'."""
-        return undo_layers(self.front, seen).inputs / self.scale
+        return undo_layers(self.front, seen)[0] / self.scale
 
     def directions_to_inputs(self, seen: Tensor, norm: float | None) -> Tensor:
         """The same where the lengths are estimates: behind layers they are searched for.
 
         norm: the inputs' common one, needed where a layer has no more neurons than inputs.
         """
-        if not self.front:
-            return self.to_inputs(seen)
-        return undo_directions(self.front, seen, norm=norm).inputs
+        return undo_directions(self.front, seen, norm=norm) if self.front else self.to_inputs(seen)
 
 
 def read_deep(model: nn.Module, gradient: Weights) -> Deep | str:
@@ -57,93 +64,69 @@ def read_deep(model: nn.Module, gradient: Weights) -> Deep | str:
         return "the model must be dense layers with one activation between each two of them"
     modules = [m for _, m in layers[:-3]]
     front = tuple(zip(cast("list[nn.Linear]", modules[::2]), modules[1::2], strict=True))
-    network, seen = _last_two(layers, gradient)
+    read = _last_two(layers, gradient)
     if not front:
-        return Deep(network=network, gradient=seen, kind="two layers")
-    d = front[0][0].in_features
-    scale = _pair_scale(front, network.weights, d)
+        return read
+    weights, d = read.network.weights, front[0][0].in_features
+    scale = _pair_scale(front, weights, d)
     if scale is not None:
-        network, seen = _narrowed(network, d), _with(seen, lambda g: g[:, :d] - g[:, d : 2 * d])
-        return Deep(network=network, gradient=seen, scale=scale, kind="pass-through")
-    why = _not_invertible(front)
+        return _narrowed(replace(read, scale=scale), d, lambda g: g[:, :d] - g[:, d : 2 * d])
+    why = why_not_undone(front)
     if why:
         return why
-    if bool(network.weights[:, d:].any()):
-        return Deep(network=network, gradient=seen, front=front, kind="eavesdropper")
+    if bool(weights[:, d:].any()):
+        return replace(read, front=front, kind="eavesdropper")
     # Nothing is seen of neurons past the d-th: a server's identity layers.
-    network, seen = _narrowed(network, d), _with(seen, lambda g: g[:, :d])
     front = tuple(_square(layer, d) for layer in front)
-    return Deep(network=network, gradient=seen, front=front, kind="pass-through")
+    return _narrowed(replace(read, front=front), d, lambda g: g[:, :d])
 
 
-def _last_two(
-    layers: list[tuple[str, nn.Module]], gradient: Weights
-) -> tuple[TwoLayer, BatchGradient]:
+def _last_two(layers: list[tuple[str, nn.Module]], gradient: Weights) -> Deep:
     (before, hidden), (_, activation), (last, head) = layers[-3:]
 
-    def held(layer: nn.Module, name: str) -> Tensor | None:
-        value = getattr(layer, name)
+    def double(value: Tensor | None) -> Tensor | None:
         return None if value is None else value.detach().double()
 
-    def seen(prefix: str, name: str) -> Tensor | None:
-        value = gradient.get(prefix + name)
-        return None if value is None else value.detach().double()
-
-    weights, top = held(hidden, "weight"), held(head, "weight")
+    weights, top = double(hidden.weight), double(head.weight)  # type: ignore[arg-type]
     assert weights is not None
     assert top is not None
     network = TwoLayer(
         weights=weights,
         head=top,
         activation=activation,
-        bias=held(hidden, "bias"),
-        head_bias=held(head, "bias"),
+        bias=double(hidden.bias),  # type: ignore[arg-type]
+        head_bias=double(head.bias),  # type: ignore[arg-type]
     )
-    return network, BatchGradient(
-        weights=seen(before, "weight"),
-        head=seen(last, "weight"),
-        bias=seen(before, "bias"),
-        head_bias=seen(last, "bias"),
+    seen = BatchGradient(
+        weights=double(gradient.get(f"{before}weight")),
+        head=double(gradient.get(f"{last}weight")),
+        bias=double(gradient.get(f"{before}bias")),
+        head_bias=double(gradient.get(f"{last}bias")),
     )
+    return Deep(network=network, gradient=seen, kind="two layers")
+
+
+def _narrowed(read: Deep, d: int, change: Callable[[Tensor], Tensor]) -> Deep:
+    """A server's network, of what its last hidden layer sees of the inputs."""
+    seen = read.gradient.weights
+    gradient = replace(read.gradient, weights=None if seen is None else change(seen))
+    network = replace(read.network, weights=read.network.weights[:, :d])
+    return replace(read, network=network, gradient=gradient, kind="pass-through")
 
 
 def _pair_scale(front: tuple[Layer, ...], weights: Tensor, d: int) -> float | None:
     """c, where the last hidden layer sees c (x, -x) through [z, -z, 0]; None where it does not."""
     if weights.shape[1] < 2 * d or bool(weights[:, 2 * d :].any()):
         return None
-    z = weights[:, :d]
-    if not torch.allclose(weights[:, d : 2 * d], -z):
+    if not torch.allclose(weights[:, d : 2 * d], -weights[:, :d]):
         return None
     probe = torch.linspace(-2, 2, 3 * d, dtype=torch.float64).reshape(3, d)
+    layers = copy.deepcopy(nn.Sequential(*(module for layer in front for module in layer)))
     with torch.no_grad():
-        h = probe
-        for linear, activation in front:
-            h = activation(nn.functional.linear(h, linear.weight.double(), _bias(linear)))
+        h = layers.double()(probe)
     passed = h[:, :d] - h[:, d : 2 * d]
     scale = float((passed * probe).sum() / probe.square().sum())
     return scale if scale > 0 and torch.allclose(passed, scale * probe, atol=1e-5) else None
-
-
-def _bias(linear: nn.Linear) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.double()
-
-
-def _narrowed(network: TwoLayer, d: int) -> TwoLayer:
-    return replace(network, weights=network.weights[:, :d])
-
-
-def _with(seen: BatchGradient, change: Callable[[Tensor], Tensor]) -> BatchGradient:
-    return seen if seen.weights is None else replace(seen, weights=change(seen.weights))
-
-
-def _not_invertible(front: tuple[Layer, ...]) -> str | None:
-    for linear, activation in front:
-        if type(activation) not in BIJECTIONS:
-            return f"{type(activation).__name__} cannot be undone behind the first layers"
-        if linear.out_features < linear.in_features:
-            sizes = f"{linear.in_features} to {linear.out_features}"
-            return f"a layer from {sizes} cannot be undone: it has fewer neurons than inputs"
-    return None
 
 
 def _square(layer: Layer, d: int) -> Layer:

@@ -21,13 +21,12 @@ from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.span_equations import (
     Equations,
     Point,
-    best_residuals,
+    affine,
     derivatives,
     descend,
     deviations,
-    evaluate,
     pose,
-    stacked,
+    with_best_residuals,
 )
 from remnant.solvers.tensor.stein import regress_moments, vanishing
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer, scales_and_signs
@@ -62,7 +61,6 @@ class SpanResult:
     error: Tensor
     certified: bool
     sign_known: bool
-    attempts: int
 
 
 def recover_span(
@@ -71,23 +69,22 @@ def recover_span(
     settings: SpanSettings,
     *,
     generator: torch.Generator,
-    count: int | None = None,
+    count: int,
     box: Box | None = None,
     residual_sign: int = 0,
 ) -> SpanResult:
-    """All records of the batch. count=None: as many as the spectrum of the gradient says."""
-    if count is None:
-        layer, _ = stacked(network, gradient)
-        count = count_records(
-            torch.linalg.svdvals(layer), layer, torch.finfo(torch.float64).eps
-        ).count
+    """All records of the batch, `count` of them."""
     eq, right = pose(network, gradient, count)
-    best, tried = search(eq, settings, generator)
-    at, sign_known = resolve_signs(
-        network, gradient, eq, best, right, box, residual_sign, settings.most_signs
-    )
-    d = network.weights.shape[1]
-    inputs = (at.coordinates @ right)[:, :d]
+    at, sign_known = search(eq, settings, generator), True
+    # A bias' 1 tells x from -x, an even part of the activation does.
+    if eq.last is None and _odd(network):
+        sign, sign_known = signs(gradient, eq, at, right, box, residual_sign, settings.most_signs)
+        at = Point(
+            coordinates=sign[:, None] * at.coordinates,
+            residuals=sign[:, None] * at.residuals,
+            cost=at.cost,
+        )
+    inputs = (at.coordinates @ right)[:, : network.weights.shape[1]]
     misfit = whole_misfit(network, gradient, inputs, at.residuals)
     error = torch.hypot(deviations(eq, at), turning(network, gradient, at, inputs))
     unknowns = at.coordinates.numel() + at.residuals.numel()
@@ -98,13 +95,13 @@ def recover_span(
         error=settings.safety * error,
         certified=misfit < settings.tolerance and eq.layer.numel() > 2 * unknowns,
         sign_known=sign_known,
-        attempts=tried,
     )
 
 
-def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -> int | None:
+def smooth_count(gradient: BatchGradient, precision: float) -> int | None:
     """The number of records from the gap, None without one; dead inputs may be all that is seen."""
-    layer, _ = stacked(network, gradient)
+    assert gradient.weights is not None
+    layer = affine(gradient.weights, gradient.bias)
     spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
     return spectrum.count if spectrum.gap > TOLERANCES.smallest_gap else None
 
@@ -112,62 +109,49 @@ def smooth_count(network: TwoLayer, gradient: BatchGradient, precision: float) -
 def turning(network: TwoLayer, gradient: BatchGradient, at: Point, inputs: Tensor) -> Tensor:
     """B: how far (L2) noise of the first layer's gradient moves each input by turning their span,
     once the duals are what the records make them."""
-    layer, _ = stacked(network, gradient)
-    noise = spans.decompose(layer).noise(len(inputs))
-    bias = network.bias
-    z = inputs @ network.weights.T + (0.0 if bias is None else bias)
+    assert gradient.weights is not None
+    noise = spans.decompose(affine(gradient.weights, gradient.bias)).noise(len(inputs))
+    z = inputs @ network.weights.T + (0.0 if network.bias is None else network.bias)
     duals = at.residuals @ network.head * derivatives(network.activation, z)[1]  # B x m
     shares = torch.linalg.pinv(duals @ duals.T).diagonal().clamp(min=0)
-    size = inputs.square().sum(1) * (layer.shape[1] > inputs.shape[1])
+    size = inputs.square().sum(1) * (gradient.bias is not None)
     far: Tensor = noise * (shares * (inputs.shape[1] + size)).sqrt()
     return far
 
 
-def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) -> tuple[Point, int]:
-    """The lowest point from several starts, and how many were tried.
+def search(eq: Equations, settings: SpanSettings, generator: torch.Generator) -> Point:
+    """The lowest point from several starts.
 
     Ends at a misfit below the tolerance, or (noise) when two attempts come to the same lowest one.
     """
     lowest: list[Point] = []
-    tried = 0
     with task("solving in the span", settings.attempts) as step:
         for attempt in range(settings.attempts):
-            end: Point | None = None
-            for start in propose(eq, settings, generator, fraction=0.8 if attempt else 1.0):
-                tried += 1
-                other = descend(eq, start, settings.iterations, settings.rounding)
-                end = other if end is None or other.cost < end.cost else end
-                if end.cost < settings.tolerance**2:
+            ends = list[Point]()
+            for start in propose(eq, generator, fraction=0.8 if attempt else 1.0):
+                ends.append(descend(eq, start, settings.iterations, settings.rounding))
+                if ends[-1].cost < settings.tolerance**2:
                     break
-            assert end is not None, "there is always a start"
+            end = min(ends, key=lambda point: point.cost)
             again = any(abs(end.cost - p.cost) < 1e-6 * p.cost for p in lowest)
             lowest.append(end)
             step(note=f"misfit {end.cost**0.5:.1e}")
             if again or end.cost < settings.tolerance**2:
                 break
-    return min(lowest, key=lambda p: p.cost), tried
+    return min(lowest, key=lambda p: p.cost)
 
 
-def whiten(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of w (m x B) with mean 0 and covariance I, and the B x B matrix `back`.
-
-    A direction u of the whitened rows is the record u @ back of the given ones.
-    """
-    centred = w - w.mean(0)
-    values, vectors = torch.linalg.eigh(centred.T @ centred / len(w))
-    root = values.clamp(min=1e-14 * float(values[-1])).sqrt()
-    white = (vectors / root) @ vectors.T
-    return centred @ white, white
-
-
-def propose(
-    eq: Equations, settings: SpanSettings, generator: torch.Generator, *, fraction: float = 1.0
-) -> list[Point]:
+def propose(eq: Equations, generator: torch.Generator, *, fraction: float) -> list[Point]:
     """Two starts, the likelier first: components of the moments at several scales.
 
     fraction: of the neurons that the moments are taken over. Another sample is another chance.
     """
-    white, back = whiten(eq.w)
+    # Neurons with mean 0 and covariance I: their direction u is the record u @ back.
+    centred = eq.w - eq.w.mean(0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(eq.w))
+    root = values.clamp(min=1e-14 * float(values[-1])).sqrt()
+    back = (vectors / root) @ vectors.T
+    white = centred @ back
     # Two matrices with weights of their own give components; a single one asks for a cube.
     alone = eq.heads.shape[1] == 1 or vanishing(eq.activation, 2)
     orders = [1, 2, 3] + ([4] if vanishing(eq.activation, 3) and alone else [])
@@ -175,9 +159,7 @@ def propose(
     gradient: Tensor = torch.linalg.solve(back, eq.layer, left=False)
     fitted = regress_moments(gradient[some], eq.heads[some].T, white[some], orders)
     moments = dict(zip(orders, fitted, strict=True))
-    # A bias of its own in every neuron blurs the parity: then every order speaks.
-    blurred = bool(eq.offset.any())
-    speaking = [moments[k] for k in orders[1:] if blurred or not vanishing(eq.activation, k)]
+    speaking = [moments[k] for k in orders[1:] if not vanishing(eq.activation, k)]
     u = decompose(speaking, generator=generator).directions
     sizes = {k: component_weights(moments[k], u) for k in orders}
     norms = scales_and_signs(eq.activation, sizes).signed_norm
@@ -186,19 +168,8 @@ def propose(
     if eq.last is not None:
         ones = u @ eq.last
         options.append(u / torch.where(ones.abs() < 1e-6, 1e-6, ones)[:, None])
-    points = [evaluate(eq, c, best_residuals(eq, c)) for c in options]
-    points = sorted(points, key=lambda p: p.cost)[:2]
-    return [turned(eq, p) for p in points] if blurred else points
-
-
-def turned(eq: Equations, at: Point) -> Point:
-    """The same with each record's sign turned where that lowers the cost."""
-    for i in range(eq.count):
-        c = at.coordinates.clone()
-        c[i] = -c[i]
-        other = evaluate(eq, c, best_residuals(eq, c))
-        at = other if other.cost < at.cost else at
-    return at
+    points = [with_best_residuals(eq, c) for c in options]
+    return sorted(points, key=lambda p: p.cost)[:2]
 
 
 def whole_misfit(
@@ -221,8 +192,7 @@ def whole_misfit(
     return max(gaps)
 
 
-def resolve_signs(
-    network: TwoLayer,
+def signs(
     gradient: BatchGradient,
     eq: Equations,
     at: Point,
@@ -230,28 +200,20 @@ def resolve_signs(
     box: Box | None,
     residual_sign: int,
     most: int,
-) -> tuple[Point, bool]:
-    """The right one of (x, r) and (-x, -r): alike for activations that are odd up to a constant.
-
-    Decided by the bias' 1, by what is known of the residuals, by the parts of the gradient that do
-    tell (the output bias; the head's mean where s(0) is not 0), or by the box of the data.
-    """
-    if eq.last is not None or bool(eq.offset.any()) or not _odd(network):
-        return at, True
-    c, r = at.coordinates, at.residuals
-    known = True
+) -> tuple[Tensor, bool]:
+    """B, +1 or -1: the right one of (x, r) and (-x, -r), alike for activations that are odd up to a
+    constant; and whether anything decides it: what is known of the residuals, the parts of the
+    gradient that do tell (the output bias; the head's mean where s(0) is not 0), or the box of the
+    data."""
     if residual_sign:
-        sign = torch.sign(r.sum(1)) * residual_sign
-    else:
-        found = _signs_by_sums(gradient, eq, at, most)
-        if found is None and box is not None:
-            x = c @ right
-            sign = torch.where(_outside(x, box) <= _outside(-x, box), 1.0, -1.0)
-        else:
-            known = found is not None
-            sign = torch.ones(len(c)) if found is None else found
-    sign = sign.double()[:, None]
-    return Point(coordinates=sign * c, residuals=sign * r, cost=at.cost), known
+        return torch.sign(at.residuals.sum(1)) * residual_sign, True
+    found = _signs_by_sums(gradient, eq, at, most)
+    if found is None and box is not None:
+        x = at.coordinates @ right
+        found = torch.where(_outside(x, box) <= _outside(-x, box), 1.0, -1.0).double()
+        return found, True
+    ones = torch.ones(len(right), dtype=torch.float64)
+    return ones if found is None else found, found is not None
 
 
 def _odd(network: TwoLayer) -> bool:

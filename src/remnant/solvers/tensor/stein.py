@@ -8,7 +8,7 @@ c_k(beta) = E[s(beta z) He_k(z)]. So with x_i = beta_i u_i and residuals r_i,
 
 both estimate sum_i r_i c_k(beta_i) u_i^(x k). Both gradients come here with the neurons' weights
 already in (g / m, and a_j G_j / |a|^2): moments are plain sums over neurons. Nothing larger than
-m x d, m x B^2 or B^3 is formed: the d-dimensional matrices are only ever multiplied with.
+m x d, d x d, m x B^2 or B^3 is formed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 Activation = Callable[[Tensor], Tensor]
-Product = Callable[[Tensor], Tensor]  # multiplies a d x k matrix by a symmetric d x d one
 
 
 def coefficient(activation: Activation, order: int, beta: Tensor) -> Tensor:
@@ -44,57 +42,39 @@ def vanishing(activation: Activation, order: int) -> bool:
     return bool((sizes[order - 1] < 1e-6 * sum(sizes)).all())
 
 
-# --- the span: products with d x d moments -------------------------------------------------
+# --- the span ------------------------------------------------------------------------------
 
 
-def head_product(g: Tensor, w: Tensor, vector: Tensor | None = None) -> Product:
-    """Products with sum_j g_j H_2(w_j), or with sum_j g_j H_3(w_j)(I, I, vector) (Remark 3).
-
-    g: m. w: m x d.
-    """
+def head_matrix(g: Tensor, w: Tensor, vector: Tensor | None = None) -> Tensor:
+    """sum_j g_j H_2(w_j), d x d, or sum_j g_j H_3(w_j)(I, I, vector) (Remark 3). g: m. w: m x d."""
+    along = g if vector is None else g * (w @ vector)
+    matrix = w.T @ (along[:, None] * w) - along.sum() * torch.eye(w.shape[1], dtype=w.dtype)
     if vector is None:
-        return lambda x: w.T @ (g[:, None] * (w @ x)) - g.sum() * x
-    along = g * (w @ vector)
-    mean = w.T @ g
-
-    def product(x: Tensor) -> Tensor:
-        full = w.T @ (along[:, None] * (w @ x)) - along.sum() * x
-        return full - torch.outer(mean, vector @ x) - torch.outer(vector, mean @ x)
-
-    return product
+        return matrix
+    beside = torch.outer(w.T @ g, vector)
+    return matrix - beside - beside.T
 
 
-def layer_product(gradient: Tensor, w: Tensor, vector: Tensor | None = None) -> Product:
+def layer_matrix(gradient: Tensor, w: Tensor, vector: Tensor | None = None) -> Tensor:
     """The same from the first layer's gradient (m x d), symmetrised as in Appendix B."""
     if vector is None:
-        return lambda x: (gradient.T @ (w @ x) + w.T @ (gradient @ x)) / 2
-    along_w, along_g = (w @ vector)[:, None], (gradient @ vector)[:, None]
-    total = gradient.sum(0)
-
-    def product(x: Tensor) -> Tensor:
-        one = gradient.T @ (along_w * (w @ x)) - torch.outer(total, vector @ x)
-        other = w.T @ (along_w * (gradient @ x)) - torch.outer(vector, total @ x)
-        return (one + other + w.T @ (along_g * (w @ x)) - along_g.sum() * x) / 3
-
-    return product
+        return symmetric(gradient.T @ w)
+    matrix = 2 * symmetric(gradient.T @ ((w @ vector)[:, None] * w))
+    matrix = matrix - 2 * symmetric(torch.outer(gradient.sum(0), vector))
+    along = gradient @ vector
+    eye = torch.eye(w.shape[1], dtype=w.dtype)
+    return (matrix + w.T @ (along[:, None] * w) - along.sum() * eye) / 3
 
 
-def leading_span(
-    product: Product, dimension: int, count: int, *, generator: torch.Generator
-) -> Tensor:
-    """d x count: eigenvectors of the largest |eigenvalues|, by products alone."""
-    if dimension <= 2 * count + 2:
-        values, vectors = torch.linalg.eigh(product(torch.eye(dimension, dtype=torch.float64)))
-        leading: Tensor = vectors[:, values.abs().argsort(descending=True)[:count]]
-        return leading
-    start = torch.randn(dimension, generator=generator, dtype=torch.float64)
-    operator = LinearOperator(
-        (dimension, dimension),
-        matvec=lambda x: product(torch.from_numpy(x).reshape(-1, 1)).numpy()[:, 0],
-        dtype=start.numpy().dtype,
-    )
-    _, found = eigsh(operator, k=count, which="LM", v0=start.numpy())
-    return torch.from_numpy(found.copy())
+def symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.T) / 2
+
+
+def leading_span(matrix: Tensor, count: int) -> Tensor:
+    """d x count: eigenvectors of the largest |eigenvalues|."""
+    values, vectors = torch.linalg.eigh(matrix)
+    leading: Tensor = vectors[:, values.abs().argsort(descending=True)[:count]]
+    return leading
 
 
 # --- moments inside the span: w is m x B from here on ---------------------------------------
@@ -119,11 +99,10 @@ def pairs(w: Tensor) -> Tensor:
 def head_moment(g: Tensor, w: Tensor, order: int, vector: Tensor | None = None) -> Tensor:
     """sum_j g_j H_k(w_j) for k = 1, 2, 3, or for k = 4 contracted with `vector` (B). g: m."""
     size = w.shape[1]
-    eye = torch.eye(size, dtype=w.dtype)
     if order == 1:
         return w.T @ g
     if order == 2:
-        return (g[:, None] * w).T @ w - g.sum() * eye
+        return head_matrix(g, w)
     if order == 3:
         cube = ((g[:, None] * w).T @ pairs(w)).reshape(size, size, size)
         return cube - with_identity(w.T @ g)
@@ -142,8 +121,7 @@ def layer_moment(gradient: Tensor, w: Tensor, order: int, vector: Tensor | None 
     if order == 1:
         return gradient.sum(0)
     if order == 2:
-        matrix = gradient.T @ w
-        return (matrix + matrix.T) / 2
+        return layer_matrix(gradient, w)
     if order == 3:
         cube = (gradient.T @ pairs(w)).reshape(size, size, size)
         return turns(cube - gradient.sum(0)[:, None, None] * eye) / 3

@@ -21,10 +21,10 @@ from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.stein import (
     Activation,
     coefficient,
+    head_matrix,
     head_moment,
-    head_product,
+    layer_matrix,
     layer_moment,
-    layer_product,
     leading_span,
     vanishing,
 )
@@ -83,7 +83,6 @@ class TensorResult:
 
     inputs: Tensor
     residuals: Tensor
-    span: Tensor  # d x B
     off: float
     sign_known: bool
 
@@ -98,13 +97,13 @@ def tensor_attack(
 ) -> TensorResult:
     """The paper's attack. First-layer weights of another scale than N(0, I) are rescaled."""
     observed, w, scale = _standardised(network, gradient, settings.source)
-    product = head_product if settings.source == "head" else layer_product
+    matrix = head_matrix if settings.source == "head" else layer_matrix
     moment = head_moment if settings.source == "head" else layer_moment
-    d, act = w.shape[1], network.activation
+    act = network.activation
     first = moment(observed, w, 1)
     vector = first / first.norm()  # what Remarks 3 and 4 contract with
     along = vector if vanishing(act, 2) else None
-    span = leading_span(product(observed, w, along), d, count, generator=generator)
+    span = leading_span(matrix(observed, w, along), count)
     inner, seen = w @ span, observed if settings.source == "head" else observed @ span
     order = 4 if vanishing(act, 3) else 3
     # Along the span only: what the vector has outside adds noise and no signal.
@@ -118,7 +117,6 @@ def tensor_attack(
     return TensorResult(
         inputs=(fit.signed_norm[:, None] * u) @ span.T / scale,
         residuals=fit.residuals[:, 0],
-        span=span,
         off=components.off,
         sign_known=fit.sign_known,
     )
