@@ -1,5 +1,6 @@
 """What verbs share: tables and progress, where there is a terminal and where not."""
 
+import argparse
 import io
 import shlex
 import shutil
@@ -10,8 +11,8 @@ import pytest
 from rich.table import Table
 
 from remnant.cli import main
-from remnant.cli.common import bars, console
-from remnant.progress import task
+from remnant.cli.common import Answer, carry_out, console
+from remnant.progress import bars, task
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -46,7 +47,7 @@ class Watched(io.StringIO):
 def test_a_file_gets_lines_of_progress_even_within_a_step(monkeypatch):
     stream = Watched()
     monkeypatch.setattr("sys.stderr", stream)
-    with bars(quiet=False, soon=0.01, every=0.01), task("cells", 12) as step, task("reading"):
+    with bars(soon=0.01, every=0.01), task("cells", 12) as step, task("reading"):
         with task("over"):
             pass
         step(3)
@@ -60,11 +61,17 @@ def test_a_file_gets_lines_of_progress_even_within_a_step(monkeypatch):
 def test_quiet_starts_nothing_that_could_tell(monkeypatch):
     monkeypatch.setattr("sys.stderr", Watched())
     before = threading.active_count()
-    with bars(quiet=True), task("cells", 12) as step:
-        step()
-        assert threading.active_count() == before
-    with bars(quiet=False):
-        assert threading.active_count() == before + 1
+    found = []
+
+    def run(arguments):
+        with task("cells", 12) as step:
+            step()
+            found.append(threading.active_count() - before)
+        return Answer(show=lambda: None)
+
+    for quiet in (True, False):
+        carry_out(argparse.Namespace(threads=1, quiet=quiet, run=run))
+    assert found == [0, 1]
     assert threading.active_count() == before
 
 

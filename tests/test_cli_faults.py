@@ -13,7 +13,7 @@ import yaml
 
 from malformed_files import npz, tensors
 from remnant.cli import Parser, init, main, runs
-from remnant.cli.init import _quoted
+from remnant.cli.common import in_yaml
 from remnant.errors import InputError, expected
 from remnant.report.lines import Point, draw_lines, line_panels
 from remnant.store import open_run
@@ -171,7 +171,7 @@ def test_a_name_is_no_formula_in_a_figure():
 
 @pytest.mark.parametrize("name", ["😀.npz", 'a"b\\c', "tab\t", "\x7f", "\ud8ff", "ü: # x"])
 def test_init_writes_what_yaml_reads_back(name):
-    assert yaml.safe_load(f"a: {_quoted(name)}  # words") == {"a": name}
+    assert yaml.safe_load(f"a: {in_yaml(name)}  # words") == {"a": name}
 
 
 def test_init_of_a_path_with_an_emoji(tmp_path, capsys):

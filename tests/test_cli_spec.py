@@ -43,7 +43,11 @@ def test_a_budget_is_a_time(value, wanted):
 
 def test_scaling_takes_numbers_lists_and_names():
     spec = check_spec(WHOLE | {"mean": [0.1, 0.2], "std": 0.5, "bounds": [0, 1]}, "spec")
-    assert (spec.mean, spec.std, spec.bounds) == ("0.1,0.2", "0.5", "0,1")
+    assert (spec.mean, spec.std, spec.bounds) == ("0.1,0.2", "0.5", (0, 1))
+
+
+def test_what_looks_like_a_date_is_a_text(tmp_path):
+    assert read_spec(write(tmp_path, "weights: w.pt\ndata: 2020-01-01")).data == "2020-01-01"
 
 
 def test_every_fault_is_said_at_once():
@@ -73,7 +77,6 @@ FAULTS = {
     "list as key": "? [a]\n: b\nweights: w\ndata: x",
     "deep": "weights: " + "[" * 5000,
     "two documents": "weights: w\n---\ndata: x",
-    "date": "weights: 2020-01-01\ndata: x",
     "nan threshold": "weights: w\ndata: x\nthreshold: .nan",
     "threshold 1": "weights: w\ndata: x\nthreshold: 1",
     "seed text": "weights: w\ndata: x\nseed: one",

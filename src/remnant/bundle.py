@@ -6,11 +6,13 @@ The page is drawn from this and from the pictures beside it alone; nothing is co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from remnant.errors import InputError
+from pydantic import TypeAdapter
+
+from remnant.errors import InputError, one_fault
 from remnant.types import Finding, fields_of, json_text
 
 AUDIT_SCHEMA = "remnant.audit/1"
@@ -113,36 +115,9 @@ class Audit:
     @classmethod
     def from_json(cls, text: str) -> Audit:
         values = fields_of("audit", text, AUDIT_SCHEMA)
-        try:
-            _check_kinds(values)
-            return cls(**values | {"attacks": [_attacked(row) for row in values["attacks"]]})
-        except (TypeError, KeyError, ValueError) as error:
-            raise InputError(f"audit: fields do not fit {AUDIT_SCHEMA}: {error}") from None
-
-
-def _check_kinds(values: Mapping[str, Any]) -> None:
-    """What a page relies on: texts, objects, and lists of texts or of objects, as declared."""
-    kinds = {
-        **dict.fromkeys(("verdict", "sentence", "command"), str),
-        **dict.fromkeys(("target", "spec", "seeds", "versions", "hashes"), dict),
-    }
-    lists: dict[str, type] = {"advice": str, "notes": str}
-    lists |= dict.fromkeys(("attacks", "exposed", "preflight", "trials"), dict)
-    for name, kind in kinds.items():
-        if not isinstance(values[name], kind):
-            raise TypeError(f"{name} is no {kind.__name__}")
-    for name, part in lists.items():
-        rows = values.get(name, []) if name == "notes" else values[name]
-        if not isinstance(rows, list) or not all(isinstance(row, part) for row in rows):
-            raise TypeError(f"{name} is no list of {part.__name__}")
-
-
-def _attacked(values: Mapping[str, Any]) -> Attacked:
-    finding, control = values["finding"], values["control"]
-    return Attacked(
-        **dict(values)
-        | {
-            "finding": None if finding is None else Finding(**finding),
-            "control": None if control is None else Control(**control),
-        }
-    )
+        misfit = f"audit: fields do not fit {AUDIT_SCHEMA}"
+        with one_fault(f"{misfit}: "):
+            made: Audit = TypeAdapter(cls).validate_python(values)
+        if asdict(made) != values:  # what is missing was filled in, what is unknown is left out
+            raise InputError(f"{misfit}: some are missing or unknown")
+        return made

@@ -16,7 +16,7 @@ from remnant.cli.common import (
     print_table,
     run_of,
 )
-from remnant.cli.flags import add_flag, add_spec, given
+from remnant.cli.flags import add_fields, given
 from remnant.cli.spec import AuditSpec, check_spec, read_spec
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from remnant.store import Run
 
 ONLY_AUDIT = ("threshold", "budget", "images", "redact")  # preflight has no use for them
-OTHERS = ("seed", "targets")  # flags, but not made from their fields
 
 
 def add(verbs: Any) -> None:
@@ -35,10 +34,7 @@ def add(verbs: Any) -> None:
     before = add_verb(verbs, "preflight", example, shared=shared, run=run_preflight)
     for parser in (audit, before):
         parser.add_argument("spec", nargs="?", type=Path, help="audit.yaml")
-        left = OTHERS if parser is audit else (*OTHERS, *ONLY_AUDIT)
-        add_spec(parser, AuditSpec, [name for name in AuditSpec.model_fields if name not in left])
-        words = AuditSpec.model_fields["targets"].description or ""
-        add_flag(parser, "targets", str, words)
+        add_fields(parser, AuditSpec, but=() if parser is audit else ONLY_AUDIT)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -96,10 +92,6 @@ def read(arguments: argparse.Namespace) -> AuditSpec:
     if arguments.spec is not None:
         values = read_spec(arguments.spec).model_dump(exclude_unset=True)
     values |= given(arguments, AuditSpec.model_fields)
-    text = values.get("targets")
-    if isinstance(text, str):
-        number = text.isdecimal() and len(text) < 19  # a longer one is an id
-        values["targets"] = int(text) if number else tuple(text.split(","))
     return check_spec(values, str(arguments.spec or "audit"))
 
 

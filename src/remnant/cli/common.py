@@ -1,23 +1,22 @@
-"""What verbs share: flags, tables, places, progress bars."""
+"""What verbs share: their table, flags, answers, places and what they print."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.flags import Help, Parser
-from remnant.errors import InputError, expected, printable, text_of
-from remnant.progress import Step, listening
+from remnant.cli.flags import Parser, whole
+from remnant.errors import InputError, StoreError, expected, printable, text_of
+from remnant.progress import bars
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,24 +70,33 @@ class Answer:
 
 def carry_out(arguments: argparse.Namespace) -> Exit:
     """Do what the verb does, print its answer, return its exit code."""
-    with prepared(arguments) if "threads" in arguments else nullcontext():
+    if "threads" in arguments:
+        prepare_torch(arguments)
+    shown = "threads" in arguments and not arguments.quiet
+    with bars() if shown else nullcontext():
         answer: Answer = arguments.run(arguments)
     if getattr(arguments, "json", False):
         figures = answer.figures
-        whole = isinstance(figures, str)
-        print(figures if whole else json.dumps(figures, indent=2, allow_nan=False) + "\n", end="")
+        ready = isinstance(figures, str)
+        print(figures if ready else json.dumps(figures, indent=2, allow_nan=False) + "\n", end="")
     elif not getattr(arguments, "quiet", False):
         answer.show()
     return answer.code
 
 
+SEED = whole(0, 2**31 - 1)
+DEVICES = ("cpu", "cuda", "mps")
 SHARED: dict[str, dict[str, Any]] = {
-    "seed": {"type": int, "default": 0, "help": "the seed of all random draws"},
+    "seed": {"type": SEED, "default": 0, "help": "the seed of all random draws (default: 0)"},
     "out": {"metavar": "DIR", "type": Path, "help": "the directory that receives the results"},
     "quiet": {"action": "store_true", "help": "print nothing but errors"},
     "json": {"action": "store_true", "help": "print the figures as JSON"},
-    "threads": {"type": int, "default": 1, "help": "how many CPU threads torch may use"},
-    "device": {"choices": ("cpu", "cuda", "mps"), "default": "cpu", "help": "where to train"},
+    "threads": {
+        "type": whole(1, os.cpu_count() or 1),
+        "default": 1,
+        "help": "how many CPU threads torch may use (default: 1)",
+    },
+    "device": {"choices": DEVICES, "default": "cpu", "help": "where to train (default: cpu)"},
 }
 COMMON = ("seed", "out", "quiet", "json", "threads")
 
@@ -107,12 +115,9 @@ def add_verb(
     summary: its line of help, where it is not a verb of `VERBS`. run: what the verb does.
     """
     summary = summary or VERBS[name]
+    said = f"{summary[0].upper()}{summary[1:]}."
     parser: Parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example: {example}",
-        formatter_class=Help,
+        name, help=summary, description=said, epilog=f"example: {example}"
     )
     group = parser.add_argument_group("as in other verbs")
     for flag in shared:
@@ -126,63 +131,84 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help=words)
 
 
-@contextmanager
-def prepared(arguments: argparse.Namespace) -> Iterator[None]:
-    """Seed, threads and device are checked and set, and progress is shown."""
+def prepare_torch(arguments: argparse.Namespace) -> None:
+    """Threads as asked, on a device that is here."""
     import torch
 
-    check_seed(arguments)
-    cores = os.cpu_count() or 1
-    if not 1 <= arguments.threads <= cores:
-        raise InputError(expected("--threads", f"1 to {cores}", arguments.threads))
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)  # saturated activations would otherwise slow everything down
+    here = [name for name in DEVICES if torch.get_device_module(name).is_available()]
     device = getattr(arguments, "device", "cpu")
-    there = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not there[device]:
-        here = ", ".join(name for name, is_here in there.items() if is_here)
-        raise InputError(expected("--device", f"one that is here ({here})", device))
-    with bars(arguments.quiet):
-        yield
-
-
-def check_seed(arguments: argparse.Namespace) -> None:
-    """Refuse a seed out of range; that of an audit or a sweep may stand in its file, which is
-    checked as it is read."""
-    seed = getattr(arguments, "seed", None)
-    if seed is not None and not 0 <= seed < 2**31:
-        raise InputError(expected("--seed", "0 to 2**31 - 1", seed))
-
-
-def default_directory(spec: Mapping[str, Any]) -> Path:
-    """The directory of a run without --out: one for each spec, named by its hash."""
-    from remnant.store import spec_hash
-
-    return Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
+    if device not in here:
+        raise InputError(expected("--device", f"one that is here ({', '.join(here)})", device))
 
 
 def add_place(parser: argparse.ArgumentParser, default: str) -> None:
     """Where tasks run; `default` says how many processes without a flag."""
     where = parser.add_argument_group("where").add_mutually_exclusive_group()
-    where.add_argument("--jobs", type=int, help=f"processes on this machine (default: {default})")
+    words = f"processes on this machine (default: {default})"
+    where.add_argument("--jobs", type=whole(1, 1024), help=words)
     where.add_argument("--on", help="dask://HOST:PORT, ray://auto, ray://local or ray://HOST:PORT")
 
 
-def place(arguments: argparse.Namespace, most: int = 1024) -> str | None:
-    """What the flags of `add_place` say, None where none was given. most: processes to start."""
+def place(arguments: argparse.Namespace) -> str | None:
+    """What the flags of `add_place` say, None where none was given."""
     from remnant.sweep.executors import read_place
 
-    on: str | None = arguments.on
-    if arguments.jobs is not None:
-        if not 1 <= arguments.jobs <= most:
-            raise InputError(expected("--jobs", f"1 to {most}", arguments.jobs))
-        on = f"jobs:{arguments.jobs}"
+    on = arguments.on if arguments.jobs is None else f"jobs:{arguments.jobs}"
     read_place(on)
     return on
+
+
+def run_of(
+    arguments: argparse.Namespace, spec: Mapping[str, Any], work: Callable[[Run], object]
+) -> Run:
+    """The run of this spec, in --out or in a directory named by the spec's hash: one that was done
+    before, or by `work` now.
+
+    If it is refused before anything came of it, it leaves no directory behind, so that the mended
+    command finds its place free.
+    """
+    from remnant.store import discard, open_run, spec_hash
+
+    own = Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
+    stored = open_run(arguments.out or own, spec)
+    if not stored.finished:
+        try:
+            work(stored)
+        except (Exception, SystemExit):  # a user's module may call sys.exit
+            discard(stored)
+            raise
+    return stored
+
+
+def check_new(path: Path) -> None:
+    if path.exists():
+        raise StoreError(expected(f"{path}", "no file yet", "one", "remove it, or give --out"))
+
+
+def write_new(path: Path, body: str | bytes) -> None:
+    """A file that is not there yet, for its owner alone."""
+    check_new(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb", opener=lambda name, how: os.open(name, how, 0o600)) as file:
+            file.write(body if isinstance(body, bytes) else body.encode())
+    except OSError as error:
+        raise InputError(expected(f"{path}", "a place to write", error.strerror)) from None
+
+
+def in_yaml(value: Any) -> str:
+    """A value on a line as YAML reads it back, whatever a path holds."""
+    import yaml
+
+    style = '"' if isinstance(value, str) and not value.isalnum() else None
+    plain = list(value) if isinstance(value, tuple) else value
+    text: str = yaml.safe_dump(plain, default_style=style, width=math.inf, default_flow_style=True)
+    return text.removesuffix("...\n").strip()
+
+
+# what is printed
 
 
 def plain(value: object, style: str = "") -> Text:
@@ -217,21 +243,17 @@ def print_table(
     console().print(table)
 
 
-def print_line(line: str, style: str = "") -> None:
-    """A line that is never broken, on stdout."""
-    console().print(plain(line, style=style), soft_wrap=True)
+def print_line(*lines: str, style: str = "") -> None:
+    """Lines on stdout that are never broken, whatever a file put into them."""
+    for line in lines:
+        console().print(plain(line, style=style), soft_wrap=True)
 
 
 def print_place(run: Run, files: Iterable[str]) -> None:
-    """Where results are, and whether they were there before."""
+    """Where results are, those of these files that there are; and whether they were there before."""
     again = " (done before; remove the directory to run it again)" if run.finished else ""
-    print_line(f"in {run.path}{again}: {', '.join(files)}")
-
-
-def say(*lines: str) -> None:
-    """Lines on stdout, whatever a file put into them."""
-    for line in lines:
-        print(printable(line))
+    there = ", ".join(name for name in files if (run.path / name).exists())
+    print_line(f"in {run.path}{again}: {there}")
 
 
 def console(file_width: int = 1000) -> Console:
@@ -240,118 +262,3 @@ def console(file_width: int = 1000) -> Console:
 
     width = None if sys.stdout.isatty() else file_width
     return Console(highlight=False, markup=False, emoji=False, width=width)
-
-
-def run_of(
-    arguments: argparse.Namespace, spec: Mapping[str, Any], work: Callable[[Run], object]
-) -> Run:
-    """The run of this spec, where the flags say: one that was done before, or by `work` now.
-
-    If it is refused before anything came of it, it leaves no directory behind, so that the mended
-    command finds its place free.
-    """
-    from remnant.store import discard, open_run
-
-    stored = open_run(arguments.out or default_directory(spec), spec)
-    if not stored.finished:
-        try:
-            work(stored)
-        except (Exception, SystemExit):  # a user's module may call sys.exit
-            discard(stored)
-            raise
-    return stored
-
-
-@contextmanager
-def bars(quiet: bool, *, soon: float = 2.0, every: float = 30.0) -> Iterator[None]:
-    """Progress on stderr: bars with the time left, gone when done. Where no terminal is, a line
-    once a task has taken `soon` seconds, and another after `every` so many."""
-    plain = nullcontext() if quiet else _lines(soon, every)
-    with _rich_bars() if sys.stderr.isatty() and not quiet else plain:
-        yield
-
-
-@dataclass(eq=False)
-class _Work:
-    name: str
-    total: float | None
-    done: float = 0.0
-    began: float = field(default_factory=time.monotonic)
-
-    def __str__(self) -> str:
-        if self.total is None:
-            return self.name
-        return f"{self.name} {round(self.done, 1):g} of {round(self.total, 1):g}"
-
-
-@contextmanager
-def _lines(soon: float, every: float) -> Iterator[None]:
-    """Plain lines by a thread, since a step may take minutes."""
-    under_way, over = list[_Work](), threading.Event()
-
-    def listener(name: str, total: float | None) -> tuple[Step, Callable[[], None]]:
-        work = _Work(name, total)
-        under_way.append(work)
-
-        def step(amount: float = 1.0, *, note: str = "") -> None:
-            work.done += amount
-
-        return step, lambda: under_way.remove(work)
-
-    teller = threading.Thread(target=_tell, args=(under_way, over, soon, every), daemon=True)
-    teller.start()
-    try:
-        with listening(listener):
-            yield
-    finally:
-        over.set()
-        teller.join()
-
-
-def _tell(under_way: list[_Work], over: threading.Event, soon: float, every: float) -> None:
-    """Print the tasks under way, outermost first, from time to time until all is over."""
-    told, at = None, 0.0
-    while not over.wait(soon / 2):
-        works, now = list(under_way), time.monotonic()
-        if not works or now < works[0].began + soon:
-            continue
-        if works[0] is not told or now >= at + every:
-            told, at = works[0], now
-            with suppress(OSError, ValueError):  # whoever read it has left
-                sys.stderr.write(f"remnant: {', '.join(map(str, works))}\n")
-                sys.stderr.flush()
-
-
-@contextmanager
-def _rich_bars() -> Iterator[None]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-
-        def listener(name: str, total: float | None) -> tuple[Step, Callable[[], None]]:
-            bar = progress.add_task(name, total=total, note="")
-
-            def step(amount: float = 1.0, *, note: str = "") -> None:
-                progress.update(bar, advance=amount, note=note)
-
-            return step, lambda: progress.remove_task(bar)
-
-        with listening(listener):
-            yield

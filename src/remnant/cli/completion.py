@@ -28,13 +28,8 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
 def add(verbs: Any) -> None:
-    parser = add_verb(
-        verbs,
-        "completion",
-        'eval "$(remnant completion bash)", in ~/.bashrc',
-        shared=(),
-        run=run,
-    )
+    example = 'eval "$(remnant completion bash)", in ~/.bashrc'
+    parser = add_verb(verbs, "completion", example, shared=(), run=run)
     parser.add_argument("shell", choices=("bash", "zsh"))
 
 
@@ -51,13 +46,13 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def walk(parser: Parser, at: str) -> Iterator[tuple[str, list[str]]]:
     """Each verb with those above it, and what may follow it."""
-    words, below = [], []
+    below: dict[str, Any] = {}
+    words = []
     for action in parser.filled()._actions:
         words += [flag for flag in action.option_strings if flag.startswith("--")]
-        if isinstance(action, argparse._SubParsersAction):
-            below += list(action.choices.items())
-        elif action.choices and not action.option_strings:
+        if action.choices and not action.option_strings:
             words += map(str, action.choices)
-    yield at, [*(name for name, _ in below), *words]
-    for name, verb in below:
+            below |= action.choices if isinstance(action.choices, dict) else {}
+    yield at, words
+    for name, verb in below.items():
         yield from walk(verb, f"{at} {name}")

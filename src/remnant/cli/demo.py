@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import COMMON, Answer, add_data_dir, add_verb, run_of
-from remnant.cli.flags import Parser, add_settings, given
+from remnant.cli.flags import Parser, add_fields, given
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ TEXT = "text"  # sentences, in place of images or tables
 def add(verbs: Any) -> None:
     example = "remnant demo --data mnist --records 100 --width 1024 --seed 1"
     parser = add_verb(verbs, "demo", example, shared=(*COMMON, "device"), run=run)
-    parser.later(lambda: add_fields(parser))
+    parser.later(lambda: fill(parser))
 
 
-def add_fields(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     """A flag for each field of a demo; later, since reading them takes torch."""
     from remnant.experiments.demo import Demo
 
-    parser.set_defaults(settings=add_settings(parser, Demo))
+    parser.set_defaults(settings=add_fields(parser, Demo))
     add_data_dir(parser)
 
 
@@ -46,8 +46,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def run_text(arguments: argparse.Namespace, told: dict[str, Any]) -> Answer:
     """Sentences out of a language model's gradient."""
-    from remnant.cli.reconstruct import found_by
-    from remnant.cli.texts import write_texts
+    from remnant.cli.reconstruct import found_by, write_texts
     from remnant.experiments.demo_text import TextDemo, run_text_demo, text_data
     from remnant.store import read_candidates
 

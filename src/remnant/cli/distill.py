@@ -17,8 +17,7 @@ from remnant.cli.common import (
     print_table,
     run_of,
 )
-from remnant.cli.flags import Parser, add_settings, given
-from remnant.errors import InputError, expected
+from remnant.cli.flags import Parser, add_fields, given, whole
 
 if TYPE_CHECKING:
     from remnant.store import Run
@@ -45,17 +44,18 @@ def add(verbs: Any) -> None:
     for name, summary in SUMMARIES.items():
         example = f"remnant distill {name} --data mnist --task odd-even --records 500 --images 20"
         parser = add_verb(methods, name, f"{example} --out distilled", summary=summary, run=run)
-        parser.later(partial(add_fields, parser, name))
+        parser.later(partial(fill, parser, name))
         if name == "table":
-            parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
+            words = "how many, from --seed on (default: 3)"
+            parser.add_argument("--seeds", type=whole(1, 10**6), default=3, help=words)
         add_data_dir(parser)
 
 
-def add_fields(parser: Parser, method: str) -> None:
+def fill(parser: Parser, method: str) -> None:
     """A flag for each field of a distillation; later, since reading them takes torch."""
     from remnant.experiments.distill_table import Distilling
 
-    parser.set_defaults(settings=add_settings(parser, Distilling, but=IDLE[method]))
+    parser.set_defaults(settings=add_fields(parser, Distilling, but=IDLE[method]))
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -74,8 +74,6 @@ def run(arguments: argparse.Namespace) -> Answer:
     if told.get("task") == "none":
         told["task"] = None
     table = arguments.method == "table"
-    if table and arguments.seeds < 1:
-        raise InputError(expected("--seeds", "1 or more", arguments.seeds))
     scene = Distilling(method="full" if table else arguments.method, seed=arguments.seed, **told)
     examples = read(scene, arguments.data_dir)
     spec = scene_spec(scene, examples)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (  # fmt: skip
-    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -20,10 +19,7 @@ from typing import (  # fmt: skip
     get_type_hints,
 )
 
-from remnant.errors import InputError, did_you_mean
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from remnant.errors import GOT, InputError, cut, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,10 +28,10 @@ class Parser(argparse.ArgumentParser):
     What takes long to import is added by `later`: only once this parser is asked to parse.
     """
 
-    _later: Callable[[], None] | None = None
+    _later: Callable[[], object] | None = None
     _words: Iterable[str] = ()
 
-    def later(self, fill: Callable[[], None]) -> None:
+    def later(self, fill: Callable[[], object]) -> None:
         self._later = fill
 
     def filled(self) -> Self:
@@ -76,85 +72,94 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message};{hint} see {self.prog} --help")
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults beside the words, where there are any."""
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """What reads a whole number of a flag."""
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
-            return action.help
-        return super()._get_help_string(action)
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:  # also of more digits than Python reads
+            value = low - 1
+        if low <= value <= high:
+            return value
+        raise argparse.ArgumentTypeError(f"expected {low} to {high}, got {cut(text, GOT)}")
 
-
-def add_flag(
-    group: Any,
-    name: str,
-    kind: Any,
-    words: str,
-    *,
-    flag: str = "",
-    required: bool = False,
-    default: Any = argparse.SUPPRESS,
-) -> None:
-    """A flag for a value of this type; without it there is no such attribute unless `default`.
-
-    kind: a type, also in Annotated or beside None; Literal is a choice, a tuple a list such as a,b.
-    A type that no flag can tell (a mapping, settings of settings) gets none.
-    """
-    optional = get_origin(kind) in (Union, UnionType)
-    kinds = [part for part in get_args(kind) if part is not NoneType] if optional else [kind]
-    kind = kinds[0]
-    if get_origin(kind) is Annotated:
-        kind, *about = get_args(kind)
-        if any(hasattr(part, "func") for part in about):  # a validator that reads words, as of 10m
-            kind = str
-    more: dict[str, Any] = {"dest": name, "help": words, "default": default}
-    if kind is bool and optional:
-        more["action"] = argparse.BooleanOptionalAction
-    elif kind is bool:
-        more["action"] = "store_false" if flag.startswith("no-") else "store_true"
-    else:
-        more |= {"required": required}
-        if get_origin(kind) is Literal:
-            more["choices"] = get_args(kind)
-        elif get_origin(kind) is tuple:
-            more["type"] = commas
-        elif kind in (int, float, str, Path):
-            more["type"] = kind
-        else:
-            return
-    group.add_argument(f"--{flag or name.replace('_', '-')}", **more)
+    return read
 
 
 def commas(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
 
 
-def add_spec(
-    group: Any, spec: type[BaseModel], names: Iterable[str], *, needs: Iterable[str] = ()
-) -> None:
-    """A flag for each of these fields of a spec; `needs` are required."""
-    for name in (*needs, *names):
-        field = spec.model_fields[name]
-        flag = f"no-{name}" if field.annotation is bool and field.default else ""
-        kind, words = field.annotation, field.description or ""
-        add_flag(group, name, kind, words, flag=flag, required=name in needs)
+def add_fields(
+    group: Any,
+    kind: type[Any],
+    names: Iterable[str] | None = None,
+    *,
+    needs: Iterable[str] = (),
+    but: Iterable[str] = (),
+) -> list[str]:
+    """A flag for each described field of a dataclass or a pydantic model; the fields' names.
+
+    names: some of them, in this order; without it all `but` some. needs: those that must be given,
+    before the others. Without its flag a field is no attribute of what was parsed. A type that no
+    flag can tell (a mapping, settings of settings) gets none.
+    """
+    told = {name: (of, words, flag) for name, of, words, flag in described(kind) if words}
+    wanted = [*needs, *(names or (name for name in told if name not in but))]
+    for name in wanted:
+        of, words, flag = told[name]
+        more = reading(of, flag)
+        if more is not None:
+            more |= {"required": True} if name in needs else {}
+            flag = f"--{(flag or name).replace('_', '-')}"
+            group.add_argument(flag, dest=name, help=words, default=argparse.SUPPRESS, **more)
+    return wanted
 
 
-def add_settings(group: Any, kind: type[Any], but: Iterable[str] = ()) -> list[str]:
-    """A flag for each field of a dataclass that `setting` describes, but for some; their names."""
-    types, told = get_type_hints(kind, include_extras=True), []
-    for field in fields(kind):
-        flag, words = field.metadata.get("flag", False), field.metadata.get("help", "")
-        if flag is False or field.name in but:
-            continue
+def described(kind: type[Any]) -> Iterator[tuple[str, Any, str, str]]:
+    """Of each field its name, its type, what it means, and its flag if that has another name."""
+    if not dataclasses.is_dataclass(kind):
+        for name, about in kind.model_fields.items():
+            said = not about.is_required() and not isinstance(about.default, bool | None)
+            shown = f" (default: {about.default})" if said and not about.default_factory else ""
+            of = Annotated[about.annotation, *about.metadata, ""]
+            flag = f"no-{name}" if about.annotation is bool and about.default else ""
+            yield name, of, f"{about.description}{shown}" if about.description else "", flag
+        return
+    types = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        words, flag = field.metadata.get("help", ""), field.metadata.get("flag", False)
+        of = types[field.name]
         if not isinstance(field.default, bool | None):
             words += f" (default: {field.default})"
-        # What is so by default can be taken back: --no-page beside --page.
-        both = field.default is True and flag is True
-        type_of = bool | None if both else types[field.name]
-        add_flag(group, field.name, type_of, words, flag="" if flag is True else flag)
-        told.append(field.name)
-    return told
+        if field.default is True and flag is True:  # can be taken back: --no-page beside --page
+            of = bool | None
+        yield field.name, of, words if flag else "", flag if isinstance(flag, str) else ""
+
+
+def reading(kind: Any, flag: str) -> dict[str, Any] | None:
+    """How argparse reads a value of this type, also in Annotated or beside None."""
+    about: tuple[Any, ...] = ()
+    optional = False
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        inner, *rest = get_args(kind)
+        if get_origin(kind) is Annotated:
+            about += tuple(rest)
+        else:
+            optional, left = True, [part for part in (inner, *rest) if part is not NoneType]
+            inner = left[0]
+        kind = inner
+    if any(hasattr(part, "func") for part in about):  # a validator that reads words, as of 10m
+        return {}
+    if kind is bool:
+        plain = "store_false" if flag.startswith("no-") else "store_true"
+        return {"action": argparse.BooleanOptionalAction if optional else plain}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        return {"type": commas}
+    return {"type": kind} if kind in (int, float, str, Path) else None
 
 
 def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

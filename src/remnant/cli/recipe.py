@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from remnant.cli.common import Answer, add_verb, say
-from remnant.errors import InputError, StoreError, expected
+from remnant.cli.common import Answer, add_verb, check_new, in_yaml, print_line, write_new
+from remnant.errors import InputError, expected
 
 NAMES = ("gradient-descent", "sgd", "adam", "adamw", "decay-time", "loss-proportional")
 WORDS = {
@@ -38,42 +35,34 @@ def add(verbs: Any) -> None:
     example = "remnant recipe adamw --out recipe.yaml"
     parser = add_verb(verbs, "recipe", example, shared=("quiet",), run=run)
     parser.add_argument("name", choices=NAMES, help="the optimiser")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("recipe.yaml"), help="new")
+    words = "a new file (default: recipe.yaml)"
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("recipe.yaml"), help=words)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     path: Path = arguments.out
-    if path.exists():
-        raise StoreError(expected(f"{path}", "no file yet", "one", "remove it, or give --out"))
+    check_new(path)
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise InputError(expected("--out", "a name that ends in .yaml", path.name))
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(commented(arguments.name))
-    except OSError as error:
-        raise InputError(expected(f"{path}", "a place to write", error.strerror)) from None
+    write_new(path, commented(arguments.name))
     words = (
         f"wrote {path}; fill it in as the model was trained, then: remnant audit --recipe {path}"
     )
-    return Answer(show=lambda: say(words))
+    return Answer(show=lambda: print_line(words))
 
 
 def commented(name: str) -> str:
     """The recipe's fields with their defaults; what has none has an example, to be changed."""
     from remnant.training import RECIPES
 
-    kind = RECIPES[name]
     lines = [
         "# How the model was trained: every line has to be as it was. Lines with # are left out.",
         f"{'name: ' + name:<32}  # one of {', '.join(NAMES)}",
     ]
-    for field in fields(kind):
+    for field in fields(RECIPES[name]):
         needed = field.default is MISSING or field.name == "epochs"
-        value = EXAMPLES[field.name] if needed else field.default
-        off = value is None and not needed
-        value = EXAMPLES.get(field.name) if value is None else value
-        plain = list(value) if isinstance(value, tuple) else value
-        told = yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
-        text = f"{field.name}: {told}"
-        lines.append(f"{('# ' if off else '') + text:<32}  # {WORDS[field.name]}")
+        off = field.default is None and not needed
+        value = EXAMPLES[field.name] if needed or off else field.default
+        text = f"{'# ' if off else ''}{field.name}: {in_yaml(value)}"
+        lines.append(f"{text:<32}  # {WORDS[field.name]}")
     return "\n".join(lines) + "\n"

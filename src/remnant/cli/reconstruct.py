@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,15 +27,14 @@ from remnant.cli.common import (
     print_table,
     run_of,
 )
-from remnant.cli.flags import Parser, add_settings, add_spec, given
+from remnant.cli.flags import Parser, add_fields, given
 from remnant.cli.spec import AttackSpec, checked
-from remnant.cli.texts import TEXTS_FILE
 
 if TYPE_CHECKING:
-    from remnant.attacks import Attack
     from remnant.store import Run
     from remnant.types import Candidates, Finding, Target
 
+TEXTS_FILE = "texts.jsonl"
 FILES = (
     TEXTS_FILE,
     "sheet.png",
@@ -44,9 +43,9 @@ FILES = (
     "finding.json",
     "candidates.safetensors",
 )
+NOT_APPLICABLE = "not applicable"  # `types.Status`, which would import torch for --help
 # Fields of the target's spec that decide the result; hashes stand for the files, and for the
 # others what was made of them.
-NOT_APPLICABLE = "not applicable"  # `types.Status`, which would import torch for --help
 DECIDE = ("model", "records", "loss", "label", "labels", "refit")
 
 
@@ -70,14 +69,14 @@ def add_attacks(group: Parser) -> None:
         if "tokenizer" in takes:  # --model hf:DIR has the weights; else the spec asks for them
             needs.remove("weights")
             takes.insert(0, "weights")
-        add_spec(held, AttackSpec, takes, needs=needs)
+        told = add_fields(held, AttackSpec, takes, needs=needs)
         how = parser.add_argument_group("how")
-        settings = add_settings(how, kind)
+        settings = add_fields(how, kind)
         if about.shadows:
             words = "where shadow models are kept for other runs (default: in --out, until done)"
             how.add_argument("--fleets", type=Path, help=words)
             add_place(parser, "1, for shadow models")
-        parser.set_defaults(settings=settings)
+        parser.set_defaults(told=told, settings=settings)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -85,23 +84,29 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     from remnant.attacks.made import make_attack
     from remnant.auditing import without_truth
-    from remnant.cli.target import read_linear_target, read_target
-    from remnant.cli.texts import words_of, write_texts
+    from remnant.cli.target import read_linear_target, read_target, words_of
     from remnant.store import finish, keeping_states, write_candidates, write_finding
 
     attack = make_attack(arguments.attack, given(arguments, arguments.settings))
-    fields = [*attack.about.needs, *attack.about.takes, "data_dir"]
-    told = checked(AttackSpec, given(arguments, fields), "--")
-    linear = "coefficients" in fields
+    told = checked(AttackSpec, given(arguments, arguments.told))
+    linear = "coefficients" in arguments.told
     target, hashes = (read_linear_target if linear else read_target)(told)
-    spec = run_spec(arguments, attack, told, target) | hashes
-    words = words_of(told, target.model)
+    spec = {  # all that decides the result
+        "verb": f"reconstruct-{arguments.attack}",
+        "seed": arguments.seed,
+        "attack": dataclasses.asdict(cast(Any, attack)),
+        **{name: getattr(told, name) for name in DECIDE},
+        "shape": list(target.input_shape),
+        "bounds": target.bounds,
+        **hashes,
+    }
 
     def work(stored: Run) -> None:
         generator = torch.Generator().manual_seed(arguments.seed)
         with keeping_states(stored), spreading_shadows(stored, arguments):
             found = attack(target, generator=generator)
             write_candidates(stored, found)
+            words = words_of(told, target.model)
             if words is None:
                 write_sheet(stored, found, arguments.attack)
             else:
@@ -110,20 +115,6 @@ def run(arguments: argparse.Namespace) -> Answer:
             finish(stored, seeds={"seed": arguments.seed}, hashes=hashes)
 
     return found_by(run_of(arguments, spec, work), table=target if linear else None)
-
-
-def run_spec(
-    arguments: argparse.Namespace, attack: Attack, told: AttackSpec, target: Target
-) -> dict[str, Any]:
-    """All that decides the result, but for the files read."""
-    return {
-        "verb": f"reconstruct-{arguments.attack}",
-        "seed": arguments.seed,
-        "attack": dataclasses.asdict(cast(Any, attack)),
-        **{name: getattr(told, name) for name in DECIDE},
-        "shape": list(target.input_shape),
-        "bounds": target.bounds,
-    }
 
 
 @contextmanager
@@ -154,13 +145,27 @@ def write_sheet(run: Run, candidates: Candidates, attack: str) -> None:
 
 
 def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) != 1:
-        return shape
-    for channels in (1, 3):
+    for channels in (1, 3) if len(shape) == 1 else ():
         side = math.isqrt(shape[0] // channels)
         if side >= 8 and channels * side * side == shape[0]:
             return channels, side, side
     return shape
+
+
+def write_texts(
+    run: Run, candidates: Candidates, words: Callable[[Sequence[int]], list[str]]
+) -> None:
+    """What came back as texts.jsonl: a text a line, its tokens, and whether it is certified."""
+    from remnant.store import write_text
+    from remnant.types import token_rows
+
+    passed = list(candidates.stated.passed) or [False] * len(candidates)
+    lines = []
+    for tokens, certified in zip(token_rows(candidates.inputs), passed, strict=True):
+        held = {"text": "".join(words(tokens)), "certified": bool(certified), "tokens": tokens}
+        lines.append(json.dumps(held, ensure_ascii=False) + "\n")
+    if lines:
+        write_text(run, TEXTS_FILE, "".join(lines))
 
 
 # how a finding is printed
@@ -174,8 +179,7 @@ def found_by(run: Run, *, before: Sequence[str] = (), table: Target | None = Non
     finding = read_finding(run)
 
     def show() -> None:
-        for line in before:
-            print_line(line)
+        print_line(*before)
         print_finding(run, finding)
         if table is not None:
             print_record(table, run)
@@ -186,14 +190,21 @@ def found_by(run: Run, *, before: Sequence[str] = (), table: Target | None = Non
 
 
 def print_finding(run: Run, finding: Finding) -> None:
-    print_line(headline(finding), style="bold")
+    from remnant.store import read_run
+
+    counted = f"counted {'unknown' if finding.counted is None else finding.counted}"
+    said = f"{finding.recovered} of {finding.records} records recovered, {counted}"
+    if finding.records is None:
+        said = f"records {counted}, certified {finding.stated.certified or 0}"
+    print_line(f"{finding.attack}: {finding.status}; {said}", style="bold")
     print_line(finding.reason)
     if finding.records is not None:
         print_scores(finding)
-    seconds = read_seconds(run)
-    if seconds:
-        print_line(seconds, style="dim")
-    print_place(run, [name for name in FILES if (run.path / name).exists()])
+    timings = read_run(run.path).record.get("timings", {})  # as it is now
+    if timings:
+        parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in timings.items())
+        print_line(f"CPU time: {parts}", style="dim")
+    print_place(run, FILES)
     page = run.path / "audit" / "report.html"
     if page.exists():
         print_line(f"the page: {page}", style="bold")
@@ -231,47 +242,34 @@ def print_texts(run: Run, most: int = 20) -> None:
         print_line(f"and {len(lines) - most} more in {path}")
 
 
-def headline(finding: Finding) -> str:
-    counted = "unknown" if finding.counted is None else f"{finding.counted}"
-    if finding.records is None:
-        certified = finding.stated.certified or 0
-        return (
-            f"{finding.attack}: {finding.status}; records counted {counted}, certified {certified}"
-        )
-    recovered = f"{finding.recovered} of {finding.records} records recovered"
-    return f"{finding.attack}: {finding.status}; {recovered}, counted {counted}"
-
-
 def print_scores(finding: Finding) -> None:
     """How near the reconstructions are to the records, beside the nulls."""
     from remnant.bundle import NULLS
 
-    of, threshold = finding.records, finding.threshold
-    columns = [f"corr > {threshold or 0:g}", "median sq. L2", "max sq. L2", "SSIM > 0.4"]
-    keys = ["median_squared_l2", "max_squared_l2", "good_ssim"]
+    of = finding.records
+    shown = {
+        f"corr > {finding.threshold or 0:g}": "recovered",
+        "median sq. L2": "median_squared_l2",
+        "max sq. L2": "max_squared_l2",
+        "SSIM > 0.4": "good_ssim",
+    }
     if finding.summary.get("protocol") == "texts":
-        columns, keys = (
-            ["word for word", "tokens right", "longest run"],
-            ["mean_tokens", "mean_run"],
-        )
+        shown = {
+            "word for word": "recovered",
+            "tokens right": "mean_tokens",
+            "longest run": "mean_run",
+        }
     held = {f"null: {words}": finding.nulls.get(name) for name, (words, _) in NULLS.items()}
     rows = [
-        (words, f"{scores['recovered']}/{of}", *(_score(scores, key, of) for key in keys))
+        (words, *(_score(scores, key, of) for key in shown.values()))
         for words, scores in ({"reconstructions": finding.summary} | held).items()
         if scores is not None
     ]
-    print_table(("", *columns), rows, numbers=True)
+    print_table(("", *shown), rows, numbers=True)
 
 
 def _score(scores: Mapping[str, Any], key: str, records: int | None) -> Any:
     value = scores[key]
-    return value if value is None or key != "good_ssim" else f"{value}/{records}"
-
-
-def read_seconds(run: Run) -> str:
-    """CPU seconds of each stage, from run.json as it is now."""
-    from remnant.store import read_run
-
-    timings = read_run(run.path).record.get("timings", {})
-    parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in timings.items())
-    return f"CPU time: {parts}" if parts else ""
+    return (
+        f"{value}/{records}" if key in ("recovered", "good_ssim") and value is not None else value
+    )

@@ -6,25 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from remnant.cli.common import Answer, add_verb, say
+from remnant.cli.common import Answer, add_verb, print_line
 from remnant.errors import InputError, StoreError, expected
 
 
 def add(verbs: Any) -> None:
-    parser = add_verb(
-        verbs,
-        "report",
-        "remnant report found --redact --out to-share",
-        shared=("out", "quiet", "json"),
-        run=run,
-    )
+    example = "remnant report found --redact --out to-share"
+    parser = add_verb(verbs, "report", example, shared=("out", "quiet", "json"), run=run)
     parser.add_argument("directory", metavar="DIR", type=Path, help="what remnant audit wrote")
-    parser.add_argument(
-        "--no-images", action="store_true", help="leave reconstructions and originals out"
-    )
-    parser.add_argument(
-        "--redact", action="store_true", help="blur the originals in the file; leave a table's out"
-    )
+    words = "leave reconstructions and originals out"
+    parser.add_argument("--no-images", action="store_true", help=words)
+    words = "blur the originals in the file; leave a table's out"
+    parser.add_argument("--redact", action="store_true", help=words)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -51,4 +44,4 @@ def run(arguments: argparse.Namespace) -> Answer:
         lock.release()
     figures = {"page": str(written), "verdict": audit.verdict}
     words = (f"{audit.verdict}: {audit.sentence}", f"{written}")
-    return Answer(figures=figures, show=lambda: say(*words))
+    return Answer(figures=figures, show=lambda: print_line(*words))

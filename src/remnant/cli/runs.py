@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import VERBS, Answer, add_verb, print_table, say
+from remnant.cli.common import VERBS, Answer, add_verb, print_line, print_table
 from remnant.cli.flags import Parser
 from remnant.errors import InputError, StoreError, expected, printable
 
@@ -45,36 +45,31 @@ def add(verbs: Any) -> None:
 
 
 def run_list(arguments: argparse.Namespace) -> Answer:
-    rows = [about(run) for run in runs_in(arguments.folder)]
+    from remnant.store import RUN_FILE
 
-    def show() -> None:
-        if rows:
-            print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-        else:
-            say(f"no runs in {arguments.folder}")
-
-    return Answer(figures=rows, show=show)
-
-
-def runs_in(folder: Path) -> list[Run]:
-    """Every run in the folder and below, by path; what is none is passed over."""
-    from remnant.store import RUN_FILE, read_run
-
+    folder = arguments.folder
     if not folder.is_dir():
         raise InputError(expected(f"{folder}", "a folder of runs", "none"))
-    found = []
-    for path in sorted(folder.rglob(RUN_FILE)):
-        try:
-            found.append(read_run(path.parent, verify=False))  # `about` says what was altered
-        except StoreError:
-            continue
-    return found
+    found = (about(path.parent) for path in sorted(folder.rglob(RUN_FILE)))
+    rows = [row for row in found if row is not None]
+    lines = [list(map(str, row.values())) for row in rows]
+    return Answer(
+        figures=rows,
+        show=lambda: (
+            print_table(list(rows[0]), lines) if rows else print_line(f"no runs in {folder}")
+        ),
+    )
 
 
-def about(run: Run) -> dict[str, Any]:
-    """A run in a line: what it was, whether it is done, what came of it, how large it is."""
+def about(folder: Path) -> dict[str, Any] | None:
+    """A run in a line: what it was, whether it is done, what came of it, how large it is. None
+    where there is no run."""
     from remnant.store import read_run
 
+    try:
+        run = read_run(folder, verify=False)
+    except StoreError:
+        return None
     files = [path for path in run.path.iterdir() if path.is_file()]
     try:
         state = "done" if read_run(run.path).finished else "unfinished"
@@ -120,7 +115,7 @@ def run_compare(arguments: argparse.Namespace) -> Answer:
         for part, rows in found.items()
         for name, (one, other) in rows.items()
     ]
-    return Answer(figures=found, show=lambda: say(*(lines or ["no difference"])))
+    return Answer(figures=found, show=lambda: print_line(*(lines or ["no difference"])))
 
 
 def _summary(file: Path) -> Any:
@@ -140,7 +135,7 @@ def run_remove(arguments: argparse.Namespace) -> Answer:
     for folder in removed:
         remove_run(folder)
     lines = [f"{'removed' if f in removed else 'kept'} {f}" for f in arguments.folders]
-    return Answer(show=lambda: say(*lines))
+    return Answer(show=lambda: print_line(*lines))
 
 
 def check_removable(folder: Path) -> None:

@@ -8,7 +8,6 @@ Nothing here imports torch before a value is checked, so that `--help` is quick.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from remnant.errors import InputError, brief, cut, did_you_mean, expected, fault_line
+from remnant.errors import InputError, brief, did_you_mean, expected, fault_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +85,25 @@ def threshold() -> float:
     return THRESHOLD
 
 
+def names(value: Any) -> Any:
+    """A number, or ids, out of the text of a flag."""
+    if not isinstance(value, str):
+        return value
+    return int(value) if value.isdecimal() and len(value) < 19 else tuple(value.split(","))
+
+
+def parts(mark: str) -> BeforeValidator:
+    """A flag's text as its parts."""
+    return BeforeValidator(lambda v: v.lower().split(mark) if isinstance(v, str) else v)
+
+
+def rising(value: tuple[float, float] | None) -> tuple[float, float] | None:
+    if value is not None and not value[0] < value[1]:
+        raise ValueError("two rising numbers such as 0,1")
+    return value
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 AttackName = Annotated[str, AfterValidator(attack_name)]
 Text = Annotated[str, Field(min_length=1, max_length=LIMITS.letters)]
 Numbers = Annotated[Text, BeforeValidator(numbers)]
@@ -150,10 +168,12 @@ class TargetSpec(BaseModel):
         None, description="subtracted from the data: numbers, a safetensors file, or 'public'"
     )
     std: Numbers | None = Field(None, description="by which the data was divided after that")
-    bounds: Numbers | None = Field(
+    bounds: Annotated[tuple[Finite, Finite] | None, parts(","), AfterValidator(rising)] = Field(
         None, description="smallest and largest value of the data, such as 0,1"
     )
-    shape: Text | None = Field(None, description="of one record, such as 1x28x28")
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, parts("x")] = Field(
+        None, description="of one record, such as 1x28x28"
+    )
     records: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         None, description="their number, if it is known"
     )
@@ -178,12 +198,10 @@ class AttackSpec(TargetSpec):
     known: Text | None = Field(
         None, description="all records but the unknown ones: a name, file or folder"
     )
-    labels: Text | None = Field(
+    labels: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] | None, parts(",")] = Field(
         None, description="of the records sought, in any order, such as 3,1,1 (classes)"
     )
-    label: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="the missing record's, if it is known"
-    )
+    label: Finite | None = Field(None, description="the missing record's, if it is known")
     refit: bool = Field(False, description="search through the solver, if need be")
 
     @model_validator(mode="before")
@@ -207,7 +225,9 @@ class AuditSpec(TargetSpec):
     canaries: Path | None = Field(
         None, description="records of `remnant canaries` that were added to the training"
     )
-    targets: Annotated[int, Field(ge=1)] | tuple[Text, ...] | None = Field(
+    targets: Annotated[
+        Annotated[int, Field(ge=1)] | tuple[Text, ...] | None, BeforeValidator(names)
+    ] = Field(
         None,
         description="records left out in turn for who knows all others: a number, or ids as a,b",
     )
@@ -237,31 +257,29 @@ def read_spec(path: Path) -> AuditSpec:
     return check_spec(read_fields(path), str(path))
 
 
+# Fields that are paths, and those that name a file or something else.
+PATHS = ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer", "canaries")
+NAMED = ("data", "holdout", "public", "mean", "std")
+
+
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields of a YAML file, unchecked, paths as they are seen from here. A field may be a list
     of such values, as in a sweep."""
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
+    return {key: _placed(path.parent, key, value) for key, value in read_yaml(path).items()}
 
-    paths = ("weights", "initial", "gradient", "recipe", "data_dir", "tokenizer", "canaries")
-    named = ("data", "holdout", "public", "mean", "std", "model")  # a file, or something else
 
-    def placed(key: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [placed(key, item) for item in value]
-        if not isinstance(value, str) or not value:
-            return value
-        if key in paths:
-            return str(path.parent / _home(value))
-        if key == "model" and value.startswith("hf:"):
-            return f"hf:{path.parent / _home(value[3:])}"
-        file, colon, factory = value.rpartition(":") if key == "model" else (value, "", "")
-        there = file and (key != "model" or file.endswith(".py")) and _exists(path.parent / file)
-        return f"{path.parent / file}{colon}{factory}" if there else value
-
-    beside = (*paths, *named)
-    return {key: placed(key, value) if key in beside else value for key, value in values.items()}
+def _placed(folder: Path, key: str, value: Any) -> Any:
+    if isinstance(value, list) and key in (*PATHS, *NAMED, "model"):
+        return [_placed(folder, key, item) for item in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if key in PATHS:
+        return str(folder / _home(value))
+    if key == "model" and value.startswith("hf:"):
+        return f"hf:{folder / _home(value[3:])}"
+    file, colon, factory = value.rpartition(":") if key == "model" else (value, "", "")
+    named = file.endswith(".py") if key == "model" else key in NAMED
+    return f"{folder / file}{colon}{factory}" if named and _exists(folder / file) else value
 
 
 def _home(text: str) -> Path:
@@ -278,7 +296,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-Spec = TypeVar("Spec", bound=TargetSpec)
+Spec = TypeVar("Spec", bound=BaseModel)
+UNKNOWN = "extra_forbidden"  # as pydantic says of a key that there is none of
 
 
 def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
@@ -291,74 +310,62 @@ def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
     return spec
 
 
-def checked(kind: type[Spec], values: Mapping[str, Any], where: str) -> Spec:
+def checked(kind: type[Spec], values: Mapping[str, Any], where: str = "--") -> Spec:
     """The values as a spec, or one error that names every fault after `where`."""
     try:
         return kind(**values)
     except ValidationError as error:
-        raise InputError(f"{where}{'; '.join(_faults(error, kind))}") from None
+        faults = [
+            fault_line(fault, ".".join(map(str, fault["loc"])) or "spec")
+            for fault in error.errors()
+            if fault["type"] != UNKNOWN
+        ]
+        unknown = [fault["loc"] for fault in error.errors() if fault["type"] == UNKNOWN]
+        for depth, fields in ((1, kind.model_fields), (2, Privacy.model_fields)):
+            keys = [".".join(map(str, loc)) for loc in unknown if len(loc) == depth]
+            if keys:  # what there is stands once for all that is none of it
+                got = "an unknown key" if len(keys) == 1 else "unknown keys"
+                hint = did_you_mean(keys[0].rpartition(".")[2], fields)
+                wanted = f"one of {', '.join(fields)}"
+                faults.append(expected(", ".join(keys), wanted, got, hint))
+        raise InputError(f"{where}{'; '.join(faults)}") from None
     except TypeError:  # a key that is not text
         raise InputError(expected(where, "names as keys", "something else")) from None
 
 
-def _faults(error: ValidationError, kind: type[TargetSpec]) -> list[str]:
-    """A sentence a fault; the keys that there are stand once for all that are none of them."""
-    faults, unknown = [], defaultdict(list)
-    for fault in error.errors():
-        place = ".".join(str(part) for part in fault["loc"]) or "spec"
-        if fault["type"] == "extra_forbidden":
-            unknown[Privacy if len(fault["loc"]) > 1 else kind].append(place)
-        else:
-            faults.append(fault_line(fault, place))
-    for holder, places in unknown.items():
-        got = "an unknown key" if len(places) == 1 else "unknown keys"
-        wanted = f"one of {', '.join(holder.model_fields)}"
-        hint = did_you_mean(places[0].rpartition(".")[2], holder.model_fields)
-        faults.append(expected(", ".join(places), wanted, got, hint))
-    return faults
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Texts, numbers, true, false and null, as JSON has them; what looks like a date is a text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [
+            (tag, pattern) for tag, pattern in kinds if not tag.endswith((":timestamp", ":merge"))
+        ]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def _check_plain(path: Path, text: str) -> None:
     """Before values are made: no tags, which name types; no aliases, which can stand for any size;
     no depths, lengths and numbers of values that take the parser long."""
     depth = 0
-    for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
-        if isinstance(event, yaml.AliasEvent):
-            raise InputError(expected(f"{path}", "plain YAML", "an alias", "write the value out"))
-        if getattr(event, "tag", None) is not None:
-            do = "write the value alone"
-            raise InputError(expected(f"{path}", "YAML without tags", brief(event.tag), do))
+    for count, event in enumerate(yaml.parse(text, _Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         got = (
-            f"more than {LIMITS.levels} levels" if depth > LIMITS.levels
+            "an alias" if isinstance(event, yaml.AliasEvent)
+            else f"the tag {brief(event.tag)}" if getattr(event, "tag", None) is not None
+            else f"more than {LIMITS.levels} levels" if depth > LIMITS.levels
             else f"more than {LIMITS.values} values" if count > LIMITS.values
             else f"a value of more than {LIMITS.letters} letters"
             if isinstance(event, yaml.ScalarEvent) and len(event.value) > LIMITS.letters
             else ""
         )  # fmt: skip
         if got:
-            raise InputError(expected(f"{path}", "plain YAML", got))
+            raise InputError(expected(f"{path}", "plain YAML", got, "write each value out"))
 
 
-def _check_values(path: Path, value: Any, place: str = "") -> None:
-    """Only what JSON has as well, and whole numbers that a computer counts with."""
-    where = f"{path}: {cut(place, 100)}" if place else f"{path}"
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise InputError(expected(where, "names as keys", "something else"))
-            _check_values(path, inner, f"{place}.{key}" if place else key)
-    elif isinstance(value, list):
-        for inner in value:
-            _check_values(path, inner, place)
-    elif isinstance(value, int) and abs(value) >= 2**63:
-        raise InputError(expected(where, "whole numbers below 2**63", brief(value)))
-    elif not isinstance(value, str | int | float | None):
-        raise InputError(expected(where, "texts and numbers", f"a {type(value).__name__}"))
-
-
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The fields that a small file of plain YAML holds."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(expected(f"{path}", "a file", "a folder, a device or a pipe"))
@@ -368,9 +375,7 @@ def read_yaml(path: Path) -> Any:
             raise InputError(expected(f"{path}", f"at most {LIMITS.size} bytes", "more"))
         text = raw.decode("utf-8")
         _check_plain(path, text)
-        values = yaml.safe_load(text)
-        _check_values(path, values)
-        return values
+        values = yaml.load(text, _Loader)
     except OSError as error:
         raise InputError(expected(f"{path}", "a file", error.strerror)) from None
     except UnicodeDecodeError:
@@ -379,3 +384,6 @@ def read_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         got = f"a fault at line {mark.line + 1}" if mark else "a fault"
         raise InputError(expected(f"{path}", "YAML", got)) from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
+    return values

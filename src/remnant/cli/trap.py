@@ -7,19 +7,20 @@ import argparse
 from typing import Any
 
 from remnant.cli.common import Answer, add_verb, print_line, print_place, run_of
-from remnant.errors import InputError, expected
+from remnant.cli.flags import whole
 
 
 def add(verbs: Any) -> None:
     example = "remnant trap --inputs 784 --width 3000 --hidden 2 --activation gelu --out sent"
     parser = add_verb(verbs, "trap", example, shared=("seed", "out", "quiet", "json"), run=run)
-    parser.add_argument("--inputs", type=int, required=True, help="numbers of a record")
-    words = "neurons of each hidden layer: the error of 002's attack falls with its square root"
-    parser.add_argument("--width", type=int, default=3000, help=words)
-    parser.add_argument("--hidden", type=int, default=2, help="hidden layers")
-    words = "relu, leaky, gelu, silu, softplus, or a one-to-one tanh, sigmoid or elu"
+    size = whole(1, 2**31)
+    parser.add_argument("--inputs", type=size, required=True, help="numbers of a record")
+    words = "neurons of each hidden layer (default: 3000): the error falls with its square root"
+    parser.add_argument("--width", type=size, default=3000, help=words)
+    parser.add_argument("--hidden", type=size, default=2, help="hidden layers (default: 2)")
+    words = "relu, leaky, gelu (default), silu, softplus, or a one-to-one tanh, sigmoid or elu"
     parser.add_argument("--activation", default="gelu", help=words)
-    words = "of the output: large, it keeps residuals away from 0 and of one sign (Remark 1)"
+    words = "of the output (default: 30): large, it keeps residuals away from 0, of one sign"
     parser.add_argument("--bias", type=float, default=30.0, help=words)
 
 
@@ -30,9 +31,6 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     given = vars(arguments)
     asked = {name: given[name] for name in ("inputs", "width", "hidden", "activation", "bias")}
-    for name in ("inputs", "width", "hidden"):
-        if asked[name] < 1:
-            raise InputError(expected(f"--{name}", "1 or more", asked[name]))
     sizes = [asked["inputs"], *[asked["width"]] * asked["hidden"], 1]
     text = f"mlp:{'-'.join(map(str, sizes))}:{asked['activation']}"
     generator = generator_for(arguments.seed, "trap")
@@ -53,10 +51,12 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     def show() -> None:
         print_line(text, style="bold")
-        print_line("a client's gradient of it: remnant.capture(model, 'mse', (inputs, targets))")
         told = f"--model {text} --weights {weights} --gradient FILE --records N --loss mse"
         more = " --residuals positive" if asked["bias"] > 1 else ""
-        print_line(f"then: remnant reconstruct gradient {told}{more}")
+        print_line(
+            "a client's gradient of it: remnant.capture(model, 'mse', (inputs, targets))",
+            f"then: remnant reconstruct gradient {told}{more}",
+        )
         print_place(stored, ("weights.safetensors",))
 
     return Answer(figures=figures, show=show)
