@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from remnant.cli.common import VERBS, Exit, carry_out
 from remnant.cli.flags import Parser
-from remnant.errors import LONGEST, InputError, RemnantError, cut, printable, text_of
+from remnant.errors import InputError, RemnantError, cut, text_of
 
 __all__ = ["Parser", "main", "parser"]
 
@@ -24,21 +24,22 @@ __all__ = ["Parser", "main", "parser"]
 def parser(words: Sequence[str] | None = None) -> Parser:
     """The parser of a command's words: the verb that they name with its flags, from its file's
     `add`, and the others by name. Without words all verbs have their flags."""
+    from importlib.metadata import version
+
     top = Parser(
         prog="remnant",
         description="What remains of your training data in the model you release?",
         epilog="example: remnant demo",
     )
-    top.add_argument("--version", action="version", version=f"remnant {_version()}")
+    top.add_argument("--version", action="version", version=f"remnant {version('remnant')}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     named = VERBS if words is None else [word for word in words if not word.startswith("-")][:1]
-    files = {verb: "audit" if verb == "preflight" else verb for verb in VERBS}
-    entered = dict.fromkeys(files[verb] for verb in named if verb in files)
+    entered = {"audit" if verb == "preflight" else verb for verb in named}
     for verb, summary in VERBS.items():
-        if files[verb] not in entered:
-            verbs.add_parser(verb, help=summary)
-        elif files[verb] == verb:
+        if verb in entered:
             import_module(f"remnant.cli.{verb}").add(verbs)
+        elif verb != "preflight" or "audit" not in entered:  # which stands in the same file
+            verbs.add_parser(verb, help=summary)
     return top
 
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Nothing but a verb that ended decides that the code is 0: a gate must not open by accident.
     """
     given = argparse.Namespace()
-    with _private_files(), _ended_by_sigterm():
+    with _orderly():
         try:
             words = sys.argv[1:] if arguments is None else arguments
             # --help and --version leave from here by SystemExit; nobody else's code has run yet.
@@ -111,38 +112,26 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _orderly() -> Iterator[None]:
+    """All that a command makes, parents and databases too, is its owner's alone; and SIGTERM ends
+    it as Ctrl-C does."""
+
     def end(number: int, frame: object) -> NoReturn:
         raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may hear signals
-        return
-    before = signal.signal(signal.SIGTERM, end)
+    umask = os.umask(0o077)
+    heard = threading.current_thread() is threading.main_thread()  # no other may hear signals
+    before = signal.signal(signal.SIGTERM, end) if heard else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _private_files() -> Iterator[None]:
-    """All that a command makes, parents and databases too, is its owner's alone."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
+        os.umask(umask)
+        if heard:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _say(message: str) -> int:
-    line = printable(cut(" ".join(message.split()), LONGEST))
     with suppress(OSError, ValueError):  # nobody hears it; the code says it
-        print(f"remnant: {cut(line, LONGEST)}", file=sys.stderr, flush=True)
+        line = str(RemnantError(" ".join(message.split())))
+        print(f"remnant: {line}", file=sys.stderr, flush=True)
     return Exit.BAD_INPUT
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("remnant")

@@ -250,7 +250,7 @@ def print_line(*lines: str, style: str = "") -> None:
 
 
 def print_place(run: Run, files: Iterable[str]) -> None:
-    """Where results are, those of these files that there are; and whether they were there before."""
+    """Where results are, and whether they were there before; files: those that there may be."""
     again = " (done before; remove the directory to run it again)" if run.finished else ""
     there = ", ".join(name for name in files if (run.path / name).exists())
     print_line(f"in {run.path}{again}: {there}")
