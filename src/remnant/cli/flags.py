@@ -123,7 +123,8 @@ def described(kind: type[Any]) -> Iterator[tuple[str, Any, str, str]]:
         for name, about in kind.model_fields.items():
             said = not about.is_required() and not isinstance(about.default, bool | None)
             shown = f" (default: {about.default})" if said and not about.default_factory else ""
-            of = Annotated[about.annotation, *about.metadata, ""]
+            worded = any(hasattr(part, "func") for part in about.metadata)  # read by a validator
+            of: Any = str if worded else about.annotation
             flag = f"no-{name}" if about.annotation is bool and about.default else ""
             yield name, of, f"{about.description}{shown}" if about.description else "", flag
         return
@@ -150,8 +151,8 @@ def reading(kind: Any, flag: str) -> dict[str, Any] | None:
             optional, left = True, [part for part in (inner, *rest) if part is not NoneType]
             inner = left[0]
         kind = inner
-    if any(hasattr(part, "func") for part in about):  # a validator that reads words, as of 10m
-        return {}
+    if any(hasattr(part, "func") for part in about):  # read by a validator, as 10m is
+        kind = str
     if kind is bool:
         plain = "store_false" if flag.startswith("no-") else "store_true"
         return {"action": argparse.BooleanOptionalAction if optional else plain}

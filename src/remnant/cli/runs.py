@@ -87,29 +87,32 @@ def about(folder: Path) -> dict[str, Any] | None:
 
 def outcome(run: Run) -> str:
     """What the run found, in a few words: a verdict, a status, or how many rows."""
+    finding, rows = read_result(run), run.path / "rows.jsonl"
+    if not finding and rows.is_file():
+        return f"{len(rows.read_text().splitlines())} rows"
+    return str(finding.get("verdict") or finding.get("status") or "")
+
+
+def read_result(run: Run) -> dict[str, Any]:
+    """Its finding but for long lists."""
     from remnant.store import FINDING_FILE
 
-    finding = run.path / FINDING_FILE
     try:
-        if finding.is_file():
-            values = json.loads(finding.read_text())
-            return str(values.get("verdict") or values.get("status") or "")
-        rows = run.path / "rows.jsonl"
-        if rows.is_file():
-            return f"{len(rows.read_text().splitlines())} rows"
-    except (OSError, ValueError, AttributeError):
-        return "unreadable"
-    return ""
+        values = dict(json.loads((run.path / FINDING_FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+    long = ("per_record", "trace", "figures", "spec", "advice", "versions", "hashes")
+    return {name: value for name, value in values.items() if name not in long}
 
 
 def run_compare(arguments: argparse.Namespace) -> Answer:
-    from remnant.store import FINDING_FILE, read_run
+    from remnant.store import read_run
     from remnant.store.files import differences, spelt
 
     sides = [read_run(path) for path in (arguments.one, arguments.other)]
     parts = ("spec", "versions", "hashes", "timings")
     found = {part: differences(*(side.record.get(part, {}) for side in sides)) for part in parts}
-    found["finding"] = differences(*(_summary(side.path / FINDING_FILE) for side in sides))
+    found["finding"] = differences(*map(read_result, sides))
     lines = [
         f"{part} {name}: {spelt(one)} | {spelt(other)}"
         for part, rows in found.items()
@@ -118,22 +121,17 @@ def run_compare(arguments: argparse.Namespace) -> Answer:
     return Answer(figures=found, show=lambda: print_line(*(lines or ["no difference"])))
 
 
-def _summary(file: Path) -> Any:
-    """A finding but for its long lists."""
-    try:
-        values = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    long = ("per_record", "trace", "figures", "spec", "advice", "versions", "hashes")
-    return {name: value for name, value in values.items() if name not in long}
-
-
 def run_remove(arguments: argparse.Namespace) -> Answer:
     for folder in arguments.folders:
         check_removable(folder)
     removed = [folder for folder in arguments.folders if arguments.yes or _confirmed(folder)]
     for folder in removed:
-        remove_run(folder)
+        for path in files_of(folder):  # one by one, so that a file that appears now stays
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink()
+        folder.rmdir()
     lines = [f"{'removed' if f in removed else 'kept'} {f}" for f in arguments.folders]
     return Answer(show=lambda: print_line(*lines))
 
@@ -182,16 +180,6 @@ def _wrote(run: Run, path: Path) -> bool:
 def _holds_model(folder: Path) -> bool:
     """Whether a folder has the files of a saved model and no others."""
     return folder.is_dir() and all(p.is_file() and p.name in MODEL_FILES for p in folder.iterdir())
-
-
-def remove_run(folder: Path) -> None:
-    """Remove the run's files one by one: a file that appears meanwhile is not removed with them."""
-    for path in files_of(folder):
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink()
-    folder.rmdir()
 
 
 def _confirmed(folder: Path) -> bool:

@@ -315,11 +315,7 @@ def checked(kind: type[Spec], values: Mapping[str, Any], where: str = "--") -> S
     try:
         return kind(**values)
     except ValidationError as error:
-        faults = [
-            fault_line(fault, ".".join(map(str, fault["loc"])) or "spec")
-            for fault in error.errors()
-            if fault["type"] != UNKNOWN
-        ]
+        faults = [fault_line(fault) for fault in error.errors() if fault["type"] != UNKNOWN]
         unknown = [fault["loc"] for fault in error.errors() if fault["type"] == UNKNOWN]
         for depth, fields in ((1, kind.model_fields), (2, Privacy.model_fields)):
             keys = [".".join(map(str, loc)) for loc in unknown if len(loc) == depth]
