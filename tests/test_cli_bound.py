@@ -194,7 +194,8 @@ def test_what_any_mechanism_promises(capsys, tmp_path):
     ("words", "said"),
     [
         (["--renyi", "8"], "--renyi"),
-        (["--rho", "1", "--steps", "2"], "--rho: expected this flag alone"),
+        (["--rho", "1", "--steps", "2"], "--rho alone: expected no --steps"),
+        (["--epsilon", "1", "--sampling", "0.5"], "--epsilon alone: expected no --sampling"),
         (["--rho", "1", "--noise", "2"], "alone, got --noise and --rho"),
         (["--reverse", "--epsilon", "1"], "--reverse: expected --epsilon and --gamma"),
     ],

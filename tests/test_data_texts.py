@@ -172,9 +172,9 @@ def test_a_forward_that_returns_a_table_with_logits_is_as_good_as_one_that_retur
     ("flags", "words"),
     [
         (["--model", "hf:nowhere"], "a directory with config.json"),
-        (["--weights", "{model}", "--mean", "0.5"], "--mean of a model of tokens"),
+        (["--weights", "{model}", "--mean", "0.5"], "mean of a model of tokens"),
         (["--weights", "{model}", "--tokenizer", "{here}/train.txt"], "expected a tokenizer"),
-        (["--weights", "{model}", "--public", "{here}/empty.txt"], "an empty file"),
+        (["--weights", "{model}", "--public", "{here}/empty.txt"], "public of a model of tokens"),
         ([], "--weights: expected a value, got none"),
     ],
 )

@@ -125,9 +125,12 @@ def read_run(asked: Asked) -> tuple[Ledger | None, dict[str, Any]]:
         wanted = "one of --noise, --epsilon, --renyi and --rho"
         raise InputError(expected("flags", wanted, "none"))
     found: dict[str, Any] = {"ledger": None, "epsilon": asked.epsilon, "delta": asked.delta}
-    if kind in ("--renyi", "--rho"):
-        if asked.steps is not None or asked.delta is not None:
-            raise InputError(expected(kind, "this flag alone", "--steps or --delta beside it"))
+    promised = kind in ("--renyi", "--rho")
+    idle = ("steps", "sampling", "adjacency", "delta") if promised else ("sampling", "adjacency")
+    for name in idle if promised or asked.steps is None else ():
+        if name in asked.model_fields_set:
+            raise InputError(expected(f"{kind} alone", f"no --{name}", f"--{name}"))
+    if promised:
         if asked.renyi is not None:
             return None, found | {
                 "renyi": dict(zip(("order", "epsilon"), asked.renyi, strict=True))

@@ -47,7 +47,8 @@ def read_target(
     tokens = takes_tokens(model)
     public = load(spec.public, data_dir=spec.data_dir) if spec.public and not tokens else None
     if tokens:
-        refuse(spec, "of a model of tokens", ("mean", "std", "bounds", "shape"))
+        unused = ("public",) if isinstance(spec, AttackSpec) else ()
+        refuse(spec, "of a model of tokens", ("mean", "std", "bounds", "shape", *unused))
         shape = shape or (longest_of(model),)
         probe = torch.zeros(2, min(2, *shape), dtype=torch.int64)
     else:
