@@ -381,5 +381,5 @@ def read_yaml(path: Path) -> dict[str, Any]:
         got = f"a fault at line {mark.line + 1}" if mark else "a fault"
         raise InputError(expected(f"{path}", "YAML", got)) from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
+        raise InputError(expected(f"{path}", "names as keys, such as weights:", "something else"))
     return values
