@@ -126,7 +126,7 @@ def test_a_search_discloses_its_trials_in_the_finding(folder, capsys):
         (BLIND.replace("records: 3", "records: [3, 4]"), (), "expected one target, got several"),
         (BLIND.replace("steps: 2", "speed: 2"), ("--jobs", "1"), "settings of kkt: expected"),
         (GRID + "colour: red\n", (), "an unknown key"),
-        ("- a\n- b\n", (), "expected names as keys, such as weights:"),
+        ("- a\n- b\n", (), "expected fields such as weights:"),
         (SEARCH.replace("trials", "tries"), (), "search: expected some of attack, space, trials"),
         (SEARCH.replace("{attack: kkt, ", "{"), (), "search: expected fields such as attack:"),
         (SEARCH + "seed: x\n", (), "seed: expected 0 to"),

@@ -380,6 +380,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         got = f"a fault at line {mark.line + 1}" if mark else "a fault"
         raise InputError(expected(f"{path}", "YAML", got)) from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InputError(expected(f"{path}", "names as keys, such as weights:", "something else"))
+    if not isinstance(values, dict):
+        raise InputError(expected(f"{path}", "fields such as weights: and data:", "something else"))
+    if not all(isinstance(key, str) for key in values):
+        raise InputError(expected(f"{path}", "names as keys", "something else"))
     return values
