@@ -10,12 +10,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
+from pydantic import Field, FiniteFloat, StrictBool, StrictInt
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
-from remnant.errors import InputError, brief, expected
+from remnant.errors import InputError, expected
 from remnant.models.linear_model import LinearModel
 from remnant.solvers.layers import Pair, first_pair
 from remnant.types import Candidates, Examples, Target
@@ -23,25 +25,16 @@ from remnant.types import Candidates, Examples, Target
 Scalar = float | int | str | bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Range:
     """Numbers from low to high, both included; `log`: every factor is as likely as another."""
 
-    low: float
-    high: float
-    log: bool = False
-    integer: bool = False
+    low: StrictInt | FiniteFloat
+    high: StrictInt | FiniteFloat
+    log: StrictBool = False
+    integer: StrictBool = False
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InputError(expected(f"range: {name}", "a number", brief(value)))
-            if not abs(value) < math.inf:
-                raise InputError(expected(f"range: {name}", "a finite number", value))
-        if type(self.log) is not bool or type(self.integer) is not bool:
-            got = f"{brief(self.log)} and {brief(self.integer)}"
-            raise InputError(expected("range: log and integer", "true or false", got))
         if not self.low < self.high or (self.log and self.low <= 0):
             wanted = "low below high" + (", both positive" if self.log else "")
             raise InputError(expected("range", wanted, f"{self.low} and {self.high}"))
@@ -54,17 +47,11 @@ class Range:
         return whole(self.low), whole(self.high)
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Choice:
     """One of these values."""
 
-    values: tuple[Scalar, ...]
-
-    def __post_init__(self) -> None:
-        if not self.values or not all(isinstance(v, Scalar) for v in self.values):
-            raise InputError(
-                expected("choice", "numbers, words, true, false or null", brief(self.values))
-            )
+    values: Annotated[tuple[Scalar, ...], Field(min_length=1)]
 
     @property
     def ends(self) -> tuple[Scalar, ...]:

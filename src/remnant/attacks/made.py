@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from remnant.attacks import ATTACKS, Attack
-from remnant.errors import InputError, brief, did_you_mean, expected
+from remnant.errors import InputError, brief, did_you_mean, expected, one_fault
 
 FROM_0 = ("probes", "attempts", "order_seed", "components")  # counts of which none is a choice
 LARGE = ("order_seed", "memory")  # whole numbers that are no counts
@@ -48,12 +48,8 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
             if isinstance(value, Mapping) and is_dataclass(getattr(made, key, None))
         }
         values = {**settings, **{key: vars(value) for key, value in inner.items()}}
-        attack: Attack = TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        what = f"settings of {name}: {'.'.join(map(str, fault['loc']))}"
-        wanted = fault["msg"].removeprefix("Input should be ")
-        raise InputError(expected(what, wanted, brief(fault["input"]))) from None
+        with one_fault(f"settings of {name}: "):
+            attack: Attack = TypeAdapter(kind).validate_python(values)
     except TypeError:  # a name that settings inside the settings do not have
         wanted = "fields that it has"
         raise InputError(expected(f"settings of {name}", wanted, brief(dict(settings)))) from None

@@ -18,8 +18,9 @@ from functools import cache, partial
 
 import numpy as np
 
-from remnant.data.reading import Array, Bounds, Raw, make_examples
+from remnant.data.reading import LIMIT, Array, Bounds, Raw, make_examples
 from remnant.types import Examples
+from remnant.untrusted import Budget
 
 # The libraries are imported where they are used: each takes a second, and most runs need one.
 
@@ -54,7 +55,7 @@ def _table(name: str) -> tuple[Array, Array]:
 
 
 def _set(name: str, arrays: Callable[[], tuple[Array, Array]], bounds: Bounds) -> Examples:
-    return make_examples(Raw(*arrays(), bounds), name)
+    return make_examples(Raw(*arrays(), bounds), name, Budget(LIMIT))
 
 
 BUNDLED: Mapping[str, Callable[[], Examples]] = {

@@ -35,7 +35,8 @@ def make_canaries(source: Path, counts: Sequence[int], seed: int) -> list[bytes]
         raise DataError(expected(f"{source}: canaries", wanted, suffix or "no ending"))
     draw = np.random.default_rng(seed)
     make = {".npz": _arrays, ".csv": _table, ".tsv": _table}.get(suffix, _texts)
-    return make(source, counts, draw)
+    named = zip(("canary", "unplanted"), counts, strict=True)
+    return [make(source, [f"{k}-{i:04d}" for i in range(count)], draw) for k, count in named]
 
 
 def unplanted_beside(planted: Path) -> Path:
@@ -43,61 +44,40 @@ def unplanted_beside(planted: Path) -> Path:
     return planted.with_name(f"{planted.stem}{UNPLANTED}{planted.suffix}")
 
 
-def _arrays(source: Path, counts: Sequence[int], draw: np.random.Generator) -> list[bytes]:
+def _arrays(source: Path, names: list[str], draw: np.random.Generator) -> bytes:
     read_npz(source, Budget(LIMIT))  # refuses what is none of ours, before it is unpacked
     with np.load(source, allow_pickle=False) as held:
         x, y = (held[key if key in held else f"{key}_train"] for key in ("x", "y"))
-    files, flat = [], x.reshape(len(x), -1)
-    for names in _names(counts):
-        rows = draw.integers(len(x), size=(len(names), flat.shape[1]))
-        made = np.take_along_axis(flat, rows, 0).reshape(-1, *x.shape[1:])
-        stream = io.BytesIO()
-        labels = y[draw.integers(len(y), size=len(names))]
-        np.savez(stream, x=made, y=labels, id=np.array(names))
-        files.append(stream.getvalue())
-    return files
+    flat = x.reshape(len(x), -1)
+    rows = draw.integers(len(x), size=(len(names), flat.shape[1]))
+    made = np.take_along_axis(flat, rows, 0).reshape(-1, *x.shape[1:])
+    labels, stream = y[draw.integers(len(y), size=len(names))], io.BytesIO()
+    np.savez(stream, x=made, y=labels, id=np.array(names))
+    return stream.getvalue()
 
 
-def _table(source: Path, counts: Sequence[int], draw: np.random.Generator) -> list[bytes]:
+def _table(source: Path, names: list[str], draw: np.random.Generator) -> bytes:
     mark, titles, columns = read_columns(source, file_bytes(source, Budget(LIMIT)), Budget(LIMIT))
-    files = []
-    for names in _names(counts):
-        made = [[cells[i] for i in draw.integers(len(cells), size=len(names))] for cells in columns]
-        made = [
-            names if title.lower() == "id" else cells
-            for title, cells in zip(titles, made, strict=True)
-        ]
-        stream = io.StringIO()
-        out = csv.writer(stream, delimiter=mark, lineterminator="\n")
-        out.writerows([titles, *zip(*made, strict=True)])
-        files.append(stream.getvalue().encode())
-    return files
+    made = [[cells[i] for i in draw.integers(len(cells), size=len(names))] for cells in columns]
+    made = [names if t.lower() == "id" else cells for t, cells in zip(titles, made, strict=True)]
+    stream = io.StringIO()
+    out = csv.writer(stream, delimiter=mark, lineterminator="\n")
+    out.writerows([titles, *zip(*made, strict=True)])
+    return stream.getvalue().encode()
 
 
-def _texts(
-    source: Path, counts: Sequence[int], draw: np.random.Generator, field: str = "text"
-) -> list[bytes]:
+def _texts(source: Path, names: list[str], draw: np.random.Generator, field: str = "text") -> bytes:
     """Lines as long as those of the data, of its words, each drawn by itself."""
     held = [one for _, one in read_lines(source, Budget(LIMIT), field)]
     if not all(isinstance(one.get(field), str) and one[field].split() for one in held):
         wanted = f"lines with a text under {field}"
         raise DataError(expected(f"{source}: canaries", wanted, "something else"))
     words = [word for one in held for word in one[field].split()]
-    files = []
-    for names in _names(counts):
-        said = []
-        for name in names:
-            length = len(held[draw.integers(len(held))][field].split())
-            text = " ".join(words[i] for i in draw.integers(len(words), size=length))
-            label = held[draw.integers(len(held))].get("label")
-            known = {} if label is None else {"label": label}
-            objects = source.suffix.lower() == ".jsonl"
-            said.append(json.dumps({field: text, "id": name} | known) if objects else text)
-        files.append(("\n".join(said) + "\n").encode())
-    return files
-
-
-def _names(counts: Sequence[int]) -> list[list[str]]:
-    """Of planted and of unplanted canaries, so many of each."""
-    both = zip(("canary", "unplanted"), counts, strict=True)
-    return [[f"{word}-{i:04d}" for i in range(count)] for word, count in both]
+    said, objects = [], source.suffix.lower() == ".jsonl"
+    for name in names:
+        length = len(held[draw.integers(len(held))][field].split())
+        text = " ".join(words[i] for i in draw.integers(len(words), size=length))
+        label = held[draw.integers(len(held))].get("label")
+        known = {} if label is None else {"label": label}
+        said.append(json.dumps({field: text, "id": name} | known) if objects else text)
+    return ("\n".join(said) + "\n").encode()

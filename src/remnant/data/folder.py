@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from remnant.data.reading import RECORD, VALUE, Raw
+from remnant.data.reading import RECORD, Raw
 from remnant.errors import DataError, expected
 from remnant.progress import task
 from remnant.untrusted import Budget, reading
@@ -33,7 +33,7 @@ def read_folder(folder: Path, budget: Budget) -> Raw:
         files, labels = _files(folder)
     (width, height), mode = _common(files, budget)
     shape = (len(files), 1 if mode == "L" else 3, height, width)
-    budget.take(folder, math.prod(shape) * (1 + VALUE) + RECORD * len(files))
+    budget.take(folder, math.prod(shape) + RECORD * len(files))
     pixels = np.empty(shape, dtype=np.uint8)
     with task("reading pictures", total=len(files)) as step:
         for row, path in zip(pixels, files, strict=True):

@@ -13,12 +13,11 @@ None for images that leave them and for tables. Integer labels are classes, floa
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from remnant.data.reading import RECORD, VALUE, Array, Bounds, Raw
+from remnant.data.reading import RECORD, Array, Bounds, Raw
 from remnant.errors import DataError, expected
 from remnant.untrusted import Budget, archive_of, read_array, shown
 
@@ -31,25 +30,18 @@ def read_npz(path: Path, budget: Budget) -> Raw:
         if part is None:
             got = ", ".join(shown(key).strip("'") for key in sorted(held)[:8]) or "nothing"
             raise DataError(expected(f"{path}: arrays", "x and y, or x_train and y_train", got))
-        y = _array(archive, path, f"y{part}", budget)
-        if y.ndim:
-            budget.take(path, RECORD * len(y))
-        x = _array(archive, path, f"x{part}", budget)
+        found: dict[str, Array] = {}
+        for key, room in (("y", 0), ("x", 0), ("id", RECORD)):
+            if f"{key}{part}" in held:
+                with archive.open(f"{key}{part}.npy") as member:
+                    found[key] = read_array(member, f"{path}: {key}{part}", budget, room=room)
+        x, y = found["x"], found["y"]
         if x.ndim < 2 or y.ndim < 1:
             got = f"shapes {x.shape} and {y.shape}"
             raise DataError(expected(f"{path}: x and y", "n x shape and n", got))
-        ids = None
-        if f"id{part}" in held:
-            ids = _ids(_array(archive, path, f"id{part}", budget, room=RECORD))
+        ids = _ids(found["id"]) if "id" in found else None
     inputs, bounds = _scaled(_channels_first(x), path)
     return Raw(inputs, y, bounds, ids)
-
-
-def _array(
-    archive: zipfile.ZipFile, path: Path, key: str, budget: Budget, room: int = VALUE
-) -> Array:
-    with archive.open(f"{key}.npy") as member:
-        return read_array(member, f"{path}: {key}", budget, room=room)
 
 
 def _channels_first(x: Array) -> Array:

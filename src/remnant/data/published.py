@@ -20,7 +20,7 @@ from typing import IO, cast
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from remnant.data.reading import RECORD, VALUE, Array, Raw
+from remnant.data.reading import Array, Raw
 from remnant.data.safe_pickle import PIXELS, read_batch
 from remnant.errors import DataError, expected
 from remnant.untrusted import Budget, file_bytes, reading, shown
@@ -37,8 +37,6 @@ which the last counts, or a key of a pickled table."""
 LABELS = {file: labels for files, labels in CIFAR.values() for file in files} | {
     "test_batch.bin": 1, "test.bin": 2, "test_batch": b"labels", "test": b"fine_labels"
 }  # fmt: skip
-# A byte of a batch, again when batches are joined, and its float; names, spread over the pixels.
-COST = 2 + VALUE + -(-RECORD // PIXELS)
 MAT = {"X": 4, "y": 2}
 """The variables that are read of a MATLAB file, and how many dimensions each has."""
 
@@ -85,7 +83,7 @@ def _idx(path: Path, ndim: int, budget: Budget) -> Array:
             raise DataError(expected(f"{path}: magic", f"0000080{ndim}", got, "is it an idx file?"))
         shape = struct.unpack(f">{ndim}I", header[4:])
         size = math.prod(shape)
-        budget.take(path, size * (1 + VALUE) + (RECORD * shape[0] if ndim == 3 else 0))
+        budget.take(path, size)
         body = file.read(size + 1)
     if len(body) != size:
         got = f"{len(body)} bytes" if len(body) < size else "more"
@@ -108,7 +106,7 @@ def read_cifar_files(files: list[Path], budget: Budget) -> Raw:
     bodies = {}
     for path in files:
         bodies[path] = file_bytes(path, budget)
-        budget.take(path, (COST - 1) * len(bodies[path]))
+        budget.take(path, len(bodies[path]))  # again when they are joined
     return _joined({str(path): (LABELS[path.name], body) for path, body in bodies.items()})
 
 
@@ -126,7 +124,7 @@ def read_cifar_archive(path: Path, budget: Budget) -> Raw:
                 continue
             if kind not in "0\0":
                 raise DataError(expected(what, "a regular file", "a link or a device"))
-            budget.take(what, COST * size)
+            budget.take(what, 2 * size)  # again when they are joined
             bodies[name] = packed.read(size)
             if len(bodies[name]) != size:
                 raise DataError(expected(what, f"{size} bytes", len(bodies[name])))
@@ -199,8 +197,7 @@ def read_mat(path: Path, budget: Budget) -> Raw:
             if len(shape) != dimensions or kind not in ("uint8", "double"):
                 got = f"{shown(kind)} of shape {shape}"
                 raise DataError(expected(f"{path}: {key}", f"numbers in {dimensions}-d", got))
-            budget.take(path, math.prod(shape) * (1 + VALUE))
-        budget.take(path, RECORD * held["X"][0][3])
+            budget.take(path, math.prod(shape) * (2 if kind == "uint8" else 16))
         found = loadmat(path, variable_names=list(MAT))
     pixels, classes = found["X"], found["y"].reshape(-1)
     if pixels.dtype != np.uint8 or not np.isin(classes, np.arange(11)).all():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from remnant.errors import DataError, InputError, expected
 from remnant.types import Examples
-from remnant.untrusted import shown
+from remnant.untrusted import Budget, shown
 
 LIMIT = 4 * 1024**3
 """The most bytes that reading one dataset may take in memory."""
@@ -38,12 +38,14 @@ class Raw(NamedTuple):
     features: tuple[str, ...] = ()
 
 
-def make_examples(raw: Raw, name: str) -> Examples:
+def make_examples(raw: Raw, name: str, budget: Budget) -> Examples:
     """Examples of float32 inputs; tables of doubles stay doubles, since attacks on linear models
-    need every digit."""
+    need every digit. budget: arrays are counted as they were read, here what they become."""
     inputs, n = raw.inputs, len(raw.inputs)
     if n < 1 or inputs[0].size < 1:
         raise DataError(expected(f"{name}: records", "at least 1", f"shape {inputs.shape}"))
+    named = 0 if raw.ids else RECORD * n
+    budget.take(name, VALUE * (inputs.size + raw.labels.size) + named)
     values = _values(inputs)
     if not bool(torch.isfinite(values.float()).all()):  # models are float32
         got = "NaN or infinity"

@@ -26,7 +26,9 @@ def read_batch(body: bytes, what: str, labels_key: bytes) -> tuple[Array, Array]
     """The pixels (n x 3072, uint8) and the labels (n) of one batch; nothing in it is executed."""
     do = "use the binary archive (cifar-10-binary.tar.gz, cifar-100-binary.tar.gz)"
     try:
-        batch = _entries(pickled(BytesIO(body), ALLOWED.__contains__, len(body)))
+        batch = pickled(BytesIO(body), ALLOWED.__contains__, len(body))
+        if not isinstance(batch, dict):
+            raise ValueError(f"{shown(batch)} in place of a table")
         data = _pixels(batch.get(b"data"))
         return data, _labels(batch.get(labels_key), len(data))
     except Foreign as error:
@@ -36,33 +38,20 @@ def read_batch(body: bytes, what: str, labels_key: bytes) -> tuple[Array, Array]
     raise DataError(expected(what, "a CIFAR batch of plain bytes", said, do))
 
 
-def _entries(batch: Any) -> dict[Any, Any]:
-    if not isinstance(batch, dict):
-        raise ValueError(f"{shown(batch)} in place of a table")
-    return batch
-
-
 def _pixels(array: Any) -> Array:
     """n x 3072, of an array that was described as (version, shape, dtype, by columns, bytes)."""
-    state: Any = array.state if isinstance(array, Call) else None
-    if not _is_tuple(state, 5) or array.name not in RECONSTRUCT:
-        raise ValueError(f"no array of data, but {shown(array)}")
-    _, shape, dtype, by_columns, raw = state
-    raw, code = _bytes(raw), _bytes(dtype.arguments[0]) if _is_dtype(dtype) else b""
-    if not _is_tuple(shape, 2) or not all(type(length) is int for length in shape):
-        raise ValueError("data of a shape that is not n x 3072")
-    if code != b"u1" or by_columns or shape[1] != PIXELS or len(raw) != shape[0] * PIXELS:
-        sizes = " x ".join(map(shown, shape))
+    state = array.state if isinstance(array, Call) and array.name in RECONSTRUCT else None
+    match state:
+        case (_, (count, width), dtype, by_columns, raw) if type(count) is type(width) is int:
+            raw = _bytes(raw)
+        case _:
+            raise ValueError(f"no array of data n x {PIXELS}, but {shown(array)}")
+    described = isinstance(dtype, Call) and dtype.name == DTYPE and len(dtype.arguments) > 0
+    code = _bytes(dtype.arguments[0]) if described else b""
+    if code != b"u1" or by_columns or width != PIXELS or len(raw) != count * PIXELS:
+        sizes = f"{shown(count)} x {shown(width)}"
         raise ValueError(f"data of {shown(code)[2:-1]}, {sizes}, in {len(raw)} bytes")
     return np.frombuffer(raw, dtype=np.uint8).reshape(-1, PIXELS)
-
-
-def _is_tuple(value: Any, length: int) -> bool:
-    return isinstance(value, tuple) and len(value) == length
-
-
-def _is_dtype(value: Any) -> bool:
-    return isinstance(value, Call) and value.name == DTYPE and len(value.arguments) > 0
 
 
 def _bytes(value: Any) -> bytes:

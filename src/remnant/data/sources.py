@@ -65,7 +65,8 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
     path = find(source, data_dir)
     read, ending = _format(path)
     name = path.name if path.is_file() else path.resolve().name
-    return make_examples(read(path, Budget(limit)), name[: len(name) - len(ending)])
+    budget = Budget(limit)
+    return make_examples(read(path, budget), name[: len(name) - len(ending)], budget)
 
 
 def find(source: str | Path, data_dir: str | Path | None = None) -> Path:

@@ -24,7 +24,7 @@ import torch
 from remnant.attacks import ATTACKS
 from remnant.attacks.about import Axis, Choice, Range, Space
 from remnant.attacks.made import check_names, kind_of, make_attack
-from remnant.errors import InputError, StoreError, brief, expected
+from remnant.errors import InputError, StoreError, brief, expected, one_fault
 from remnant.progress import task
 from remnant.seeds import generator_for
 from remnant.solvers.consensus import cluster, pool
@@ -131,13 +131,11 @@ def read_space(attack: str, given: str | Mapping[str, Any]) -> Space:
 
 
 def _axis(name: str, value: Any) -> Axis:
-    if isinstance(value, list | tuple):
-        return Choice(tuple(value))
-    if isinstance(value, Mapping):
-        try:
+    with one_fault(f"space of {name}: "):
+        if isinstance(value, list | tuple):
+            return Choice(tuple(value))
+        if isinstance(value, Mapping):
             return Range(**value)
-        except TypeError:
-            pass
     raise InputError(expected(f"space of {name}", "a list, or {low, high}", brief(value)))
 
 
