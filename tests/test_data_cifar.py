@@ -13,7 +13,7 @@ import torch
 from remnant.data import load
 from remnant.data.safe_pickle import ALLOWED
 from remnant.errors import DataError
-from remnant.untrusted import pickled
+from remnant.untrusted.pickles import pickled
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)

@@ -10,8 +10,7 @@ import torch
 from remnant.data import load
 from remnant.data.reading import RECORD, VALUE
 from remnant.errors import DataError
-from remnant.untrusted import Budget
-from remnant.untrusted.files import RATIO, SMALL
+from remnant.untrusted.files import RATIO, SMALL, Budget
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)

@@ -18,7 +18,7 @@ from remnant.errors import DataError, InputError, expected
 from remnant.models.linear_model import LinearModel
 from remnant.training import check_labels, loss_named
 from remnant.types import Examples, Target
-from remnant.untrusted import shown
+from remnant.untrusted.files import shown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

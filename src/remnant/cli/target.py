@@ -26,7 +26,7 @@ from remnant.store.files import hash_file, hash_tensors
 from remnant.training import recipe_from
 from remnant.training.losses import loss_named
 from remnant.types import Examples, Knowledge, Scaling, Target
-from remnant.untrusted import json_file
+from remnant.untrusted.files import json_file
 
 HF = "hf:"
 TOKENIZER = "tokenizer.json"

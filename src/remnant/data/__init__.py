@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from remnant.data.bundled import BUNDLED
 from remnant.data.sources import load
-from remnant.data.splits import Split, draw, split
-from remnant.data.tasks import TASKS, binary_task, mean_image, relabel
+from remnant.data.splits import TASKS, Split, binary_task, draw, mean_image, relabel, split
 from remnant.data.texts import Tokenizer, load_texts, read_tokenizer
 
 __all__ = [

@@ -20,7 +20,7 @@ import numpy as np
 
 from remnant.data.reading import LIMIT, Array, Bounds, Raw, make_examples
 from remnant.types import Examples
-from remnant.untrusted import Budget
+from remnant.untrusted.files import Budget
 
 # The libraries are imported where they are used: each takes a second, and most runs need one.
 

@@ -21,7 +21,7 @@ from remnant.data.npz import read_npz
 from remnant.data.reading import LIMIT
 from remnant.data.texts import ENDINGS, read_lines
 from remnant.errors import DataError, expected
-from remnant.untrusted import Budget, file_bytes
+from remnant.untrusted.files import Budget, file_bytes
 
 KINDS = (".npz", ".csv", ".tsv", *ENDINGS)
 UNPLANTED = "-unplanted"

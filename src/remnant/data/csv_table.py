@@ -19,7 +19,7 @@ import torch
 from remnant.data.reading import RECORD, VALUE, Array, Raw
 from remnant.errors import DataError, expected
 from remnant.types import Examples
-from remnant.untrusted import Budget, file_bytes, shown
+from remnant.untrusted.files import Budget, file_bytes, shown
 
 LABELS = ("label", "target", "class", "y")
 WORDS = "plain numbers, or words of a category"

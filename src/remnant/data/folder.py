@@ -19,7 +19,7 @@ from PIL import Image
 from remnant.data.reading import RECORD, Raw
 from remnant.errors import DataError, expected
 from remnant.progress import task
-from remnant.untrusted import Budget, reading
+from remnant.untrusted.files import Budget, reading
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")  # the only decoders that a file may reach

@@ -19,7 +19,8 @@ import numpy as np
 
 from remnant.data.reading import RECORD, Array, Bounds, Raw
 from remnant.errors import DataError, expected
-from remnant.untrusted import Budget, archive_of, read_array, shown
+from remnant.untrusted.archives import archive_of, read_array
+from remnant.untrusted.files import Budget, shown
 
 
 def read_npz(path: Path, budget: Budget) -> Raw:

@@ -23,7 +23,7 @@ from scipy.io import loadmat, whosmat
 from remnant.data.reading import Array, Raw
 from remnant.data.safe_pickle import PIXELS, read_batch
 from remnant.errors import DataError, expected
-from remnant.untrusted import Budget, file_bytes, reading, shown
+from remnant.untrusted.files import Budget, file_bytes, reading, shown
 
 IDX = ("train-images-idx3-ubyte", "train-images.idx3-ubyte")
 CIFAR: Mapping[str, tuple[tuple[str, ...], int | bytes]] = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from remnant.errors import DataError, InputError, expected
 from remnant.types import Examples
-from remnant.untrusted import Budget, shown
+from remnant.untrusted.files import Budget, shown
 
 LIMIT = 4 * 1024**3
 """The most bytes that reading one dataset may take in memory."""

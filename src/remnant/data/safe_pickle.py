@@ -13,8 +13,8 @@ import numpy as np
 
 from remnant.data.reading import Array
 from remnant.errors import DataError, expected
-from remnant.untrusted import Foreign, pickled, shown
-from remnant.untrusted.pickles import ENCODE, Call
+from remnant.untrusted.files import shown
+from remnant.untrusted.pickles import ENCODE, Call, Foreign, pickled
 
 PIXELS = 3 * 32 * 32
 RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")

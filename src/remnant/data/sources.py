@@ -22,7 +22,7 @@ from remnant.data.published import (
 from remnant.data.reading import LIMIT, Raw, make_examples
 from remnant.errors import DataError, expected
 from remnant.types import Examples
-from remnant.untrusted import Budget, shown
+from remnant.untrusted.files import Budget, shown
 
 Reader = Callable[[Path, Budget], Raw]
 

@@ -18,7 +18,7 @@ from remnant.data.reading import LIMIT, RECORD, check_id
 from remnant.data.sources import find
 from remnant.errors import DataError, InputError, expected
 from remnant.types import Examples
-from remnant.untrusted import Budget, file_bytes, shown
+from remnant.untrusted.files import Budget, file_bytes, shown
 
 ENDINGS = (".txt", ".jsonl")
 

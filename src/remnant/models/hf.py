@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from remnant.errors import InputError, RemnantError, WeightsError, expected
 from remnant.models.align import unmatched
 from remnant.models.weights import read_tensors
-from remnant.untrusted import json_file, shown
+from remnant.untrusted.files import json_file, shown
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"

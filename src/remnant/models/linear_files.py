@@ -33,16 +33,8 @@ from remnant.errors import InputError, WeightsError, expected
 from remnant.models.linear_estimators import ESTIMATORS, from_estimator
 from remnant.models.linear_model import FORMAT, LinearModel, Recipe
 from remnant.types import Examples, Knowledge, Target
-from remnant.untrusted import (
-    JSON_LIMIT,
-    Budget,
-    archive_of,
-    json_file,
-    member_bytes,
-    read_array,
-    reading,
-    shown,
-)
+from remnant.untrusted.archives import archive_of, member_bytes, read_array
+from remnant.untrusted.files import JSON_LIMIT, Budget, json_file, reading, shown
 
 LIMIT = 1024**3  # bytes that a file may take in memory
 ROOM = 64  # bytes for each number besides its own: a Python object of it in a list, and a tensor

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected, one_fault
 from remnant.types import Scaling
-from remnant.untrusted import shown
+from remnant.untrusted.files import shown
 
 FORMAT = "remnant.linear/1"
 Recipe = Callable[[Tensor, Tensor, Tensor | None], Tensor]
