@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remnant.data.bundled import BUNDLED
 from remnant.data.sources import load
-from remnant.data.splits import TASKS, Split, binary_task, draw, mean_image, relabel, split
+from remnant.data.splits import TASKS, Split, binary_task, draw, mean_image, split
 from remnant.data.texts import Tokenizer, load_texts, read_tokenizer
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "load_texts",
     "mean_image",
     "read_tokenizer",
-    "relabel",
     "split",
 ]

@@ -7,7 +7,7 @@ later papers keep: odd digits are 1 and even ones 0; animals are 1 and vehicles 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -127,16 +127,11 @@ def binary_task(examples: Examples, name: str) -> Examples:
     """The same records with labels 0 and 1 of the task `name`, one of TASKS."""
     if name not in TASKS:
         raise InputError(expected("task", " or ".join(TASKS), repr(name)))
-    return relabel(examples, TASKS[name])
-
-
-def relabel(examples: Examples, table: Sequence[int]) -> Examples:
-    """The same records, class c relabelled as `table[c]`; there must be `len(table)` classes."""
-    if examples.classes != len(table):
+    if examples.classes != len(TASKS[name]):
         got = examples.classes or "real numbers"
         do = "relabel the whole set, before drawing from it"
-        raise DataError(expected(f"{examples.name}: classes", len(table), got, do))
-    return replace(examples, labels=torch.tensor(table, dtype=torch.int64)[examples.labels])
+        raise DataError(expected(f"{examples.name}: classes", len(TASKS[name]), got, do))
+    return replace(examples, labels=torch.tensor(TASKS[name])[examples.labels])
 
 
 def mean_image(examples: Examples) -> Tensor:

@@ -129,9 +129,9 @@ def read_lines(path: Path, budget: Budget, field: str) -> list[tuple[str, dict[s
     return [(at, _object(line, at) if objects else {field: line}) for at, line in named]
 
 
-def padded(rows: Sequence[Sequence[int]], length: int = 0) -> Tensor:
-    """n x length of tokens, -1 after the end of each; the longest decides unless `length` does."""
-    width = max([length, *map(len, rows)])
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """n x length of tokens, -1 after the end of each; the longest decides."""
+    width = max(map(len, rows))
     table = torch.full((len(rows), width), -1, dtype=torch.int64)
     for row, tokens in zip(table, rows, strict=True):
         row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)

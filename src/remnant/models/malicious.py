@@ -47,8 +47,6 @@ def trap(
     activation: str = "relu",
     last_activation: str = "",
     output_bias: float = 0.0,
-    biases: bool = True,
-    dtype: torch.dtype = torch.float64,
 ) -> Trap:
     """A network of `hidden` layers of `width` neurons and one output, to be sent to a client.
 
@@ -60,8 +58,6 @@ def trap(
     if hidden < 1 or (hidden > 1 and width < room):
         wanted = f"one hidden layer or more, {room} wide or more for {inputs} inputs"
         raise InputError(expected("malicious model", wanted, f"{hidden}, {width} wide"))
-    if output_bias and not biases:
-        raise InputError(expected("malicious model", "biases for an output bias", "biases=False"))
     z = torch.randn(width, inputs, generator=generator, dtype=torch.float64)
     eye = torch.eye(inputs, dtype=torch.float64)
     pair = torch.cat([eye, -eye]) if split else eye
@@ -73,9 +69,9 @@ def trap(
     for block, name, before in zip(blocks, names, sizes, strict=False):
         weight = torch.zeros(width, before, dtype=torch.float64)
         weight[: block.shape[0], : block.shape[1]] = block
-        modules += [_layer(weight, 0.0 if biases else None), named_activation(name)]
+        modules += [_layer(weight, 0.0), named_activation(name)]
     head = torch.full((1, width), 1 / width, dtype=torch.float64)
-    model = nn.Sequential(*modules, _layer(head, output_bias if biases else None)).to(dtype)
+    model = nn.Sequential(*modules, _layer(head, output_bias))
     return Trap(model=model, directions=z, scale=scale)
 
 
@@ -93,12 +89,11 @@ def _rule(name: str) -> tuple[bool, float]:
 
 
 @torch.no_grad()
-def _layer(weight: Tensor, bias: float | None) -> nn.Linear:
+def _layer(weight: Tensor, bias: float) -> nn.Linear:
     """A dense layer of these weights, all its biases alike."""
-    rows, columns = weight.shape
-    layer = nn.Linear(columns, rows, bias=bias is not None, device="meta")
-    layer = layer.double().to_empty(device="cpu")
+    layer = (
+        nn.Linear(weight.shape[1], weight.shape[0], device="meta").to_empty(device="cpu").double()
+    )
     layer.weight.copy_(weight)
-    if bias is not None:
-        layer.bias.fill_(bias)
+    layer.bias.fill_(bias)
     return layer

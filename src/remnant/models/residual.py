@@ -41,7 +41,6 @@ def residual(
     *,
     generator: torch.Generator,
     pool: bool = True,
-    dtype: torch.dtype = torch.float32,
 ) -> nn.Sequential:
     """Stem, one block a width (each after the first halves the sides), dense layers.
 
@@ -50,40 +49,33 @@ def residual(
     layers. Weights: N(0, 2 / fan_in) in convolutions, PyTorch's law in dense layers, all drawn from
     `generator` in float64.
     """
-    channels, *sides = shape
+    before, *sides = shape
     layers: list[nn.Module] = [
-        nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False),
+        nn.Conv2d(before, widths[0], 3, 1, 1, bias=False),
         nn.BatchNorm2d(widths[0]),
         nn.ReLU(),
     ]
-    before = widths[0]
-    for index, width in enumerate(widths):
+    for index, (before, width) in enumerate(zip([widths[0], *widths], widths, strict=False)):
         stride = 1 if index == 0 else 2
         layers.append(Block(before, width, stride))
         sides = [-(-side // stride) for side in sides]
-        before = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if pool else [nn.Flatten()]
-    before = before if pool else before * math.prod(sides)
-    for width in dense:
+    entering = widths[-1] if pool else widths[-1] * math.prod(sides)
+    for before, width in zip([entering, *dense], dense, strict=False):
         layers += [nn.Linear(before, width), nn.ReLU()]
-        before = width
     model = nn.Sequential(*layers[: -1 if dense else None])
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            _draw(module, generator)
-    return model.to(dtype)
-
-
-@torch.no_grad()
-def _draw(layer: nn.Conv2d | nn.Linear, generator: torch.Generator) -> None:
-    fan_in = layer.weight[0].numel()
-    for parameter in layer.parameters():
-        draw = torch.empty(parameter.shape, dtype=torch.float64)
-        if isinstance(layer, nn.Conv2d):
-            parameter.copy_(draw.normal_(0, math.sqrt(2 / fan_in), generator=generator))
-        else:
-            bound = fan_in**-0.5
-            parameter.copy_(draw.uniform_(-bound, bound, generator=generator))
+        for parameter in module.parameters(recurse=False):
+            draw = torch.empty(parameter.shape, dtype=torch.float64)
+            if isinstance(module, nn.Conv2d):
+                draw.normal_(0, math.sqrt(2 / parameter[0].numel()), generator=generator)
+            elif isinstance(module, nn.Linear):
+                bound = module.in_features**-0.5
+                draw.uniform_(-bound, bound, generator=generator)
+            else:
+                continue
+            parameter.data.copy_(draw)
+    return model
 
 
 def freeze_norms(model: nn.Module) -> nn.Module:
