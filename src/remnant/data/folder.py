@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,33 +54,28 @@ def _picture(path: Path) -> Iterator[Image.Image]:
             yield image
 
 
-def _pictures(folder: Path) -> list[Path]:
-    files = (p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and p.is_file())
-    return sorted(p for p in files if not p.name.startswith("."))
-
-
-def _of_class(folder: Path) -> list[Path]:
-    """Those in the folder, or in the only folder below it that has any."""
-    own = _pictures(folder)
-    below = [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink() and p.name[0] != "."]
-    held = [pictures for pictures in map(_of_class, sorted(below)) if pictures]
-    if len(held) + bool(own) > 1:
-        do = "give the folder whose subfolders are the classes"
-        raise DataError(expected(f"{folder}: pictures of a class", "one folder", "several", do))
-    return held[0] if held else own
+def _pictures(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths below the folder, hidden ones and those in hidden folders aside."""
+    files = (path for path in paths if path.suffix.lower() in ENDINGS and path.is_file())
+    return sorted(p for p in files if not any(x[0] == "." for x in p.relative_to(folder).parts))
 
 
 def _files(folder: Path) -> tuple[list[Path], list[int]]:
-    flat = _pictures(folder)
-    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    classes = [pictures for pictures in map(_of_class, below) if pictures]
+    """The pictures and the number of each one's class."""
+    flat = _pictures(folder, folder.iterdir())
+    below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")
+    classes = [found for one in below if (found := _pictures(one, one.rglob("*")))]
+    do = "give the folder whose subfolders are the classes"
     if flat and classes:
         got = f"{flat[0].name} beside the folder {classes[0][0].parent.name}"
         raise DataError(expected(str(folder), "pictures or one folder a class", got))
     if not flat and not classes:
         wanted = f"pictures ({', '.join(sorted(ENDINGS))}), idx files or CIFAR batches"
-        do = "give the folder whose subfolders are the classes"
         raise DataError(expected(f"{folder}: records", f"at least 1: {wanted}", "none", do))
+    for found in classes:
+        if len({path.parent for path in found}) > 1:
+            what = f"{found[0].parent}: pictures of a class"
+            raise DataError(expected(what, "one folder", "several", do))
     classes = classes or [flat]
     labels = [label for label, pictures in enumerate(classes) for _ in pictures]
     return [path for pictures in classes for path in pictures], labels

@@ -20,6 +20,7 @@ from torch import Tensor
 from remnant.errors import InputError, WeightsError, expected
 from remnant.models.linear_model import FORMAT, LinearModel, Recipe
 from remnant.types import Scaling
+from remnant.untrusted.files import write_private
 
 ESTIMATORS = ("LinearRegression", "Ridge", "LogisticRegression", "PoissonRegressor")
 DIRECT = ("auto", "cholesky", "svd")  # of Ridge, for dense data
@@ -180,7 +181,7 @@ def save_linear(path: str | os.PathLike[str], model: Any, **changes: Any) -> Non
     else:
         raise WeightsError(expected(f"{target}", "a .json or .npz ending", target.suffix or "none"))
     try:
-        target.write_bytes(data)
+        write_private(target, data, prefix=f".{target.name}.")
     except OSError as error:
         raise WeightsError(f"{target}: cannot be written: {error.strerror}") from error
 

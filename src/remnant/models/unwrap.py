@@ -17,25 +17,16 @@ from torch.nn import functional as F
 from remnant.models.stack import first_with_weights
 
 FUNCTIONS: dict[Any, type[nn.Module]] = {
-    torch.relu: nn.ReLU,
-    F.relu: nn.ReLU,
-    "relu": nn.ReLU,
-    torch.tanh: nn.Tanh,
-    F.tanh: nn.Tanh,
-    "tanh": nn.Tanh,
-    torch.sigmoid: nn.Sigmoid,
-    F.sigmoid: nn.Sigmoid,
-    "sigmoid": nn.Sigmoid,
+    **dict.fromkeys((torch.relu, F.relu, "relu"), nn.ReLU),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), nn.Tanh),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), nn.Sigmoid),
+    **dict.fromkeys((torch.flatten, "flatten", "view", "reshape"), nn.Flatten),
     F.gelu: nn.GELU,
     F.elu: nn.ELU,
     F.silu: nn.SiLU,
     F.leaky_relu: nn.LeakyReLU,
     F.softplus: nn.Softplus,
     F.dropout: nn.Identity,  # the released model is in evaluation mode
-    torch.flatten: nn.Flatten,
-    "flatten": nn.Flatten,
-    "view": nn.Flatten,
-    "reshape": nn.Flatten,
 }
 
 

@@ -10,7 +10,6 @@ import io
 import os
 import pickle
 import re
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -24,7 +23,14 @@ from torch import Tensor
 from remnant.errors import WeightsError, expected
 from remnant.types import Weights
 from remnant.untrusted.archives import check_members, member_bytes
-from remnant.untrusted.files import Budget, check_file, file_bytes, reading, shown
+from remnant.untrusted.files import (
+    Budget,
+    check_file,
+    file_bytes,
+    reading,
+    shown,
+    write_private,
+)
 from remnant.untrusted.pickles import ENCODE, Call, Foreign, Name, Reference, pickled
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
@@ -58,22 +64,10 @@ def save_weights(path: str | os.PathLike[str], weights: Weights) -> None:
     target = Path(path)
     # Clones: safetensors refuses tensors that share memory, as tied weights do.
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-    data = safetensors.torch.save(plain)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        write_private(target, safetensors.torch.save(plain), prefix=f".{target.name}.")
     except OSError as error:
         raise WeightsError(f"{target}: cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:  # mkstemp gives mode 0600
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise WeightsError(f"{target}: cannot be written: {error.strerror}") from error
-        raise
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:

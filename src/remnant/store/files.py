@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import StoreError, cut, expected
+from remnant.untrusted.files import write_private
 
 ELSEWHERE = "choose another --out or remove it"
 TEMPORARY = ".remnant-"
@@ -127,20 +128,10 @@ def remove_scraps(path: Path) -> None:
 
 
 def write_whole(path: Path, name: str, value: bytes) -> Path:
-    """One file, whole or not at all, readable by its owner alone."""
+    """One file in a run's directory, whole or not at all, readable by its owner alone."""
     target = path / plain_name(name)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path, prefix=TEMPORARY)  # mode 0600
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(value)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:  # an interrupt too must not leave its half behind
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_private(target, value, prefix=TEMPORARY)
     except OSError as error:
         raise StoreError(unwritable(target, error)) from None
     return target

@@ -1,12 +1,13 @@
-"""Opening a file, the budget of what it may become, and faults as one line."""
+"""Opening a file, the budget of what it may become, and faults as one line; writing a file."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,24 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple | dict | set):
         return f"a {type(value).__name__} of {len(value)}"
     return f"a {type(value).__name__[:40]}"
+
+
+def write_private(target: Path, data: bytes, *, prefix: str) -> None:
+    """Write a file, whole or not at all, readable by its owner alone; an OSError otherwise.
+
+    prefix: of the file's name while it is not whole.
+    """
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=prefix)  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:  # an interrupt too must not leave its half behind
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 @contextmanager
