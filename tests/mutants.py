@@ -37,9 +37,9 @@ TESTS: dict[str, str] = {
     "solvers/consensus": "test_consensus.py",
     "auditing/proof": "test_auditing_proof.py -k not(first_layer|stand|kind|copies|slow)",
     "bounds/accounting": "test_bounds_accounting.py -k not(monotone|torch|template1)",
-    "bounds/blowup": "test_bounds_blowup.py test_bounds_game.py -k not(monotone|template1|always)",
     "bounds/priors": "test_bounds_rero.py -k ball|gaussian|prior|points|kappa|distance|many",
-    "bounds/rero": "test_bounds_rero.py",
+    "bounds/robustness": "test_bounds_rero.py test_bounds_blowup.py test_bounds_game.py "
+    "-k not(monotone|template1|always)",
     "bounds/verdict": "test_bounds_game.py -k verdicts|clopper|accused|one_run",
 }
 """Module -> the test files that are run for it, and which tests of them."""

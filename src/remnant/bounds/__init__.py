@@ -5,7 +5,6 @@ otherwise: in 784 dimensions they are below 1e-200.
 """
 
 from remnant.bounds.accounting import (
-    ADJACENCIES,
     ORDERS,
     Ledger,
     epsilon,
@@ -14,21 +13,15 @@ from remnant.bounds.accounting import (
     renyi_curve,
     rho,
 )
-from remnant.bounds.blowup import (
-    blow_up,
-    chance_in_one_run,
-    gaussian_blow_up,
-    noise_for_gamma,
-)
 from remnant.bounds.priors import (
-    DISTANCES,
-    EmpiricalKappa,
     ball,
     candidates,
     empirical,
     gaussian,
 )
-from remnant.bounds.rero import (
+from remnant.bounds.robustness import (
+    blow_up,
+    chance_in_one_run,
     delta_from_robustness,
     epsilon_for_gamma,
     from_dp,
@@ -36,14 +29,13 @@ from remnant.bounds.rero import (
     from_renyi,
     from_renyi_at,
     from_zcdp,
+    gaussian_blow_up,
+    noise_for_gamma,
 )
 from remnant.bounds.verdict import Verdict, clopper_pearson, compare
 
 __all__ = [
-    "ADJACENCIES",
-    "DISTANCES",
     "ORDERS",
-    "EmpiricalKappa",
     "Ledger",
     "Verdict",
     "ball",

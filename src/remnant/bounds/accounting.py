@@ -85,32 +85,22 @@ def rho(ledger: Ledger) -> float:
 @lru_cache(maxsize=64)
 def renyi_curve(ledger: Ledger) -> Floats:
     """The Renyi divergence of the run at each of ORDERS: law with the record from law without."""
-    whole = ORDERS * rho(ledger)
-    whole.flags.writeable = False  # it is kept and shared
-    if ledger.sampling_rate == 1:
-        return whole
-    if ledger.replaces:
-        quadrature = ORDERS <= 64
+    curve: Floats = ORDERS * rho(ledger)
+    if ledger.sampling_rate < 1:
         sampled = np.full_like(ORDERS, np.inf)
-    else:
-        quadrature = ORDERS % 1 != 0  # where dp-accounting's series is loose or does not converge
-        sampled = _library_renyi(ledger, quadrature)
-    for k in np.flatnonzero(quadrature):
-        sampled[k] = ledger.steps * renyi_by_quadrature(ledger, float(ORDERS[k]))
-    curve = np.minimum(sampled, whole)
-    curve.flags.writeable = False
-    return curve
-
-
-def _library_renyi(ledger: Ledger, leave: NDArray[np.bool_]) -> Floats:
-    """dp-accounting's curve at the orders that are not to be left out, infinity at those."""
-    dp = import_module("dp_accounting")
-    step = dp.PoissonSampledDpEvent(
-        ledger.sampling_rate, dp.GaussianDpEvent(ledger.noise_multiplier)
-    )
-    accountant = import_module("dp_accounting.rdp").RdpAccountant(ORDERS[~leave])
-    curve = np.full_like(ORDERS, np.inf)
-    curve[~leave] = accountant.compose(step, ledger.steps).rdp
+        if ledger.replaces:
+            quadrature = ORDERS <= 64
+        else:  # dp-accounting's series is loose or does not converge between whole orders
+            quadrature = ORDERS % 1 != 0
+            dp, rdp = import_module("dp_accounting"), import_module("dp_accounting.rdp")
+            noise = dp.GaussianDpEvent(ledger.noise_multiplier)
+            step = dp.PoissonSampledDpEvent(ledger.sampling_rate, noise)
+            library = rdp.RdpAccountant(ORDERS[~quadrature]).compose(step, ledger.steps)
+            sampled[~quadrature] = library.rdp
+        for k in np.flatnonzero(quadrature):
+            sampled[k] = ledger.steps * renyi_by_quadrature(ledger, float(ORDERS[k]))
+        curve = np.minimum(sampled, curve)
+    curve.flags.writeable = False  # it is kept and shared
     return curve
 
 

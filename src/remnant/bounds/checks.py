@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from remnant.errors import InputError, expected
 
 
-def positive(what: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise InputError(expected(what, "a number above 0", value))
-    return value
+def _number(wanted: str, right: Callable[[float], bool]) -> Callable[[str, float], float]:
+    """A check that returns the number, or refuses it by the name that it is given."""
+
+    def check(what: str, value: float) -> float:
+        if not right(value):
+            raise InputError(expected(what, wanted, value))
+        return value
+
+    return check
 
 
-def not_negative(what: str, value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise InputError(expected(what, "a number, 0 or more", value))
-    return value
-
-
-def inside(what: str, value: float) -> float:
-    """A probability that is neither 0 nor 1."""
-    if not 0 < value < 1:
-        raise InputError(expected(what, "a number between 0 and 1", value))
-    return value
+positive = _number("a number above 0", lambda x: 0 < x < math.inf)
+not_negative = _number("a number, 0 or more", lambda x: 0 <= x < math.inf)
+inside = _number("a number between 0 and 1", lambda x: 0 < x < 1)
+log_probability = _number("the logarithm of a number between 0 and 1", lambda x: -math.inf < x < 0)
 
 
 def count(what: str, value: int, least: int = 1) -> int:
     if not isinstance(value, int) or value < least:
         raise InputError(expected(what, f"a whole number, {least} or more", value))
-    return value
-
-
-def log_probability(what: str, value: float) -> float:
-    """The logarithm of a probability that is neither 0 nor 1."""
-    if not -math.inf < value < 0:
-        raise InputError(expected(what, "the logarithm of a number between 0 and 1", value))
     return value

@@ -7,7 +7,6 @@ The best such guess, that is: kappa = sup over guesses of P(distance(record, gue
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,17 +33,14 @@ def ball(dimension: int, radius: float, size: float = 1.0) -> float:
 
 def gaussian(dimension: int, radius: float, deviation: float) -> float:
     """log kappa of N(w, deviation^2 I) in L2, exactly: P(chi^2_d <= (radius / deviation)^2)."""
-    a, x = checks.count("dimension", dimension) / 2, _squared(radius, deviation) / 2
+    a = checks.count("dimension", dimension) / 2
+    x = (checks.positive("radius", radius) / checks.positive("deviation", deviation)) ** 2 / 2
     if x > a:
         return float(log1p(-gammaincc(a, x)))
     # P(a, x) = x^a e^-x / Gamma(a + 1) sum_k x^k / ((a + 1) ... (a + k)): nothing underflows.
     k = np.arange(1, 200 + int(20 * math.sqrt(a)) + 1)
     terms = np.concatenate([[0.0], np.cumsum(math.log(x) - np.log(a + k))])
     return float(a * math.log(x) - x - gammaln(a + 1) + logsumexp(terms))
-
-
-def _squared(radius: float, deviation: float) -> float:
-    return (checks.positive("radius", radius) / checks.positive("deviation", deviation)) ** 2
 
 
 def candidates(number: int) -> float:
@@ -76,17 +72,25 @@ def empirical(
 
     Clopper-Pearson limits that hold for all n guesses at once (Bonferroni).
     """
-    n = len(_table(points))
+    n = len(points)
+    if points.ndim != 2 or not n or not np.isfinite(points).all():
+        got = f"shape {points.shape}" if points.ndim != 2 or not n else "NaN or infinity"
+        raise InputError(expected("points of the prior", "finite numbers, n x d", got))
     if n < 2:
         raise InputError(expected("points of the prior", "two or more", n))
+    if distance not in DISTANCES:
+        raise InputError(expected("distance", f"one of {', '.join(DISTANCES)}", distance))
     checks.positive("radius", radius)
     doubt = (1 - checks.inside("confidence", confidence)) / n  # for each of n guesses at once
-    weights = np.ones(n)
-    near, wide = _largest_masses(points, weights, [radius, 2 * radius], distance)
-    low, high = clopper_pearson(int(near) - 1, n - 1, 1 - doubt)
+    near = wide = 0  # the most points that lie within the radius of one, or within twice of it
+    for rows in np.array_split(points, math.ceil(n / 256)):
+        apart = cdist(rows, points, DISTANCES[distance])
+        near = max(near, int((apart <= radius).sum(1).max()))
+        wide = max(wide, int((apart <= 2 * radius).sum(1).max()))
+    low, high = clopper_pearson(near - 1, n - 1, 1 - doubt)
     # Half the doubt is for the best ball having caught no point; then it holds less than
     # 1 - (doubt n / 2)^(1/n), which is below the limit for a count of 0.
-    anywhere = clopper_pearson(int(wide) - 1, n - 1, 1 - doubt / 2)[1]
+    anywhere = clopper_pearson(wide - 1, n - 1, 1 - doubt / 2)[1]
     return EmpiricalKappa(
         points=n,
         estimate=(near - 1) / (n - 1),
@@ -95,24 +99,3 @@ def empirical(
         high_anywhere=anywhere,
         confidence=confidence,
     )
-
-
-def _table(points: Floats) -> Floats:
-    if points.ndim != 2 or not len(points) or not np.isfinite(points).all():
-        got = f"shape {points.shape}" if points.ndim != 2 or not len(points) else "NaN or infinity"
-        raise InputError(expected("points of the prior", "finite numbers, n x d", got))
-    return points
-
-
-def _largest_masses(
-    points: Floats, weights: Floats, radii: Sequence[float], distance: str
-) -> list[float]:
-    """For each radius, the most weight that lies within it of any one of the points."""
-    if distance not in DISTANCES:
-        raise InputError(expected("distance", f"one of {', '.join(DISTANCES)}", distance))
-    most = [0.0] * len(radii)
-    for rows in np.array_split(points, math.ceil(len(points) / 256)):
-        apart = cdist(rows, points, DISTANCES[distance])
-        for k, radius in enumerate(radii):
-            most[k] = max(most[k], float(((apart <= radius) @ weights).max()))
-    return most

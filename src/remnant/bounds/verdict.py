@@ -44,15 +44,13 @@ def compare(successes: int, trials: int, gamma: float, *, confidence: float = 0.
     if not 0 <= gamma <= 1:
         raise InputError(expected("gamma", "0 to 1", gamma))
     low, high = clopper_pearson(successes, trials, confidence)
-    violated = low > gamma
     measured = f"{successes} of {trials} (at least {low:.3g} with confidence {confidence:g})"
-    if violated:
+    text = f"measured {measured}, within the bound {gamma:.3g}"
+    if low > gamma:
         text = (
             f"ACCOUNTING ERROR: measured {measured}, above the bound {gamma:.3g}: the run did not "
             "have the privacy in its ledger, or the attack had more than the prior"
         )
-    else:
-        text = f"measured {measured}, within the bound {gamma:.3g}"
     return Verdict(
-        rate=successes / trials, low=low, high=high, gamma=gamma, violated=violated, text=text
+        rate=successes / trials, low=low, high=high, gamma=gamma, violated=low > gamma, text=text
     )
