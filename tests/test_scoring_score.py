@@ -50,7 +50,7 @@ def test_exact_copies_in_another_order_are_all_found():
     assert float(scores.psnr.min()) > 250.0
     summary = summarise(scores)
     assert summary["recovered"] == summary["good_ssim"] == summary["matched"] == 20
-    assert summary["curve_mean"] < 1e-24
+    assert summary["mean_squared_l2"] < 1e-24
     assert summary["protocol"] == "greedy"
 
 

@@ -203,7 +203,7 @@ def scored(scene: Scene, found: Candidates, seconds: float) -> Row:
         each = score(scene.truth, inputs)
         whole, known = summarise(each), each.correlation[~each.correlation.isnan()]
         row[f"{prefix}recovered"] = whole["recovered"]
-        row["null_error" if prefix else "mean_error"] = whole["curve_mean"]
+        row["null_error" if prefix else "mean_error"] = whole["mean_squared_l2"]
         row[f"{prefix}correlation"] = float(known.median()) if len(known) else None
     return row
 

@@ -97,32 +97,34 @@ def papers_ssim(
 def summarise(
     scores: Scores, threshold: float = THRESHOLD, *, good_ssim: float = 0.4
 ) -> dict[str, Any]:
-    """Plain numbers about `scores`.
-
-    records, candidates, matched; recovered (correlation above `threshold`) with its rate and exact
-    (Clopper-Pearson) 95% interval rate_low..rate_high; median, mean and max squared L2 and
-    curve_mean over matched records; good_ssim (above the mark of 003 and 004) and median psnr, None
-    for tables.
-    """
-    n, recovered = len(scores), int((scores.correlation > threshold).sum())
-    low, high = rate_interval(recovered, n)
+    """Plain numbers about `scores`: `counts` of correlations above `threshold`; median, mean and
+    max squared L2 over matched records; good_ssim (above the mark of 003 and 004) and median psnr,
+    None for tables."""
+    recovered = int((scores.correlation > threshold).sum())
     distance = scores.squared_l2[torch.isfinite(scores.squared_l2)]
     noise = None if scores.psnr is None else scores.psnr[~scores.psnr.isnan()]
-    return {
-        "protocol": scores.protocol,
-        "records": n,
-        "candidates": scores.candidates,
-        "matched": int((scores.candidate >= 0).sum()),
-        "recovered": recovered,
-        "rate": recovered / n if n else 0.0,
-        "rate_low": low,
-        "rate_high": high,
+    return counts(scores.protocol, scores.candidates, scores.candidate.tolist(), recovered) | {
         "median_squared_l2": _over(np.median, distance),
         "mean_squared_l2": _over(torch.mean, distance),
         "max_squared_l2": _over(torch.max, distance),
-        "curve_mean": _over(torch.mean, distance),  # of 000's reconstruction curve
         "good_ssim": None if scores.ssim is None else int((scores.ssim > good_ssim).sum()),
         "median_psnr": None if noise is None else _over(np.median, noise),
+    }
+
+
+def counts(protocol: str, candidates: int, match: Sequence[int], recovered: int) -> dict[str, Any]:
+    """What is counted of scores of any kind, with the rate's exact 95% interval. match: of each
+    record, -1 for none."""
+    low, high = rate_interval(recovered, len(match))
+    return {
+        "protocol": protocol,
+        "records": len(match),
+        "candidates": candidates,
+        "matched": sum(j >= 0 for j in match),
+        "recovered": recovered,
+        "rate": recovered / len(match) if match else 0.0,
+        "rate_low": low,
+        "rate_high": high,
     }
 
 
@@ -151,8 +153,22 @@ def score_with_nulls(
     if public is not None and len(public):
         nulls["nearest_public"] = score_oracle(truth, public.inputs)
         nulls["public_mean"] = score_oracle(truth, means_of(public))
-    order = exposure_order(scores)
-    rows = _per_record(truth, scores, candidates, order, nulls, threshold)
+    # By falling correlation (to six digits), then by distance; unmatched records last.
+    known, distance = scores.correlation.nan_to_num(-math.inf), scores.squared_l2
+    order = sorted(
+        range(len(truth)), key=lambda i: (-round(float(known[i]), 6), float(distance[i]))
+    )
+    rows, oracle = [], nulls.get("nearest_public")
+    for i in order:
+        j = int(scores.candidate[i])
+        rows.append({
+            "id": truth.ids[i],
+            "label": truth.labels[i].tolist(),
+            **figures_of_pair(scores, i, threshold),
+            "candidate": j if j >= 0 else None,
+            "confidence": _plain(candidates.confidence, j) if j >= 0 else None,
+            "public_squared_l2": _plain(oracle.squared_l2, i) if oracle else None,
+        })  # fmt: skip
     null_rows = {name: _null(null, threshold, order) for name, null in nulls.items()}
     return beside_nulls(summarise(scores, threshold), rows, null_rows, threshold)
 
@@ -181,23 +197,11 @@ def beside_nulls(
 
 def means_of(public: Examples) -> Tensor:
     """The mean of the public records and of each class of them: nearer to most records than any
-    other record is.
-
-    A null, since whoever begins at such a mean and stays there has recovered nothing.
-    """
-    inputs = public.inputs.detach().cpu().double()
-    means = [inputs.mean(0)]
-    if not public.labels.is_floating_point():
-        labels = public.labels.cpu()
-        means += [inputs[labels == c].mean(0) for c in labels.unique()]
-    return torch.stack(means)
-
-
-def exposure_order(scores: Scores) -> list[int]:
-    """Records by falling correlation (to six digits), then by distance; unmatched ones last."""
-    known = scores.correlation.nan_to_num(-math.inf).tolist()
-    distance = scores.squared_l2.tolist()
-    return sorted(range(len(scores)), key=lambda i: (-round(known[i], 6), distance[i]))
+    other record is. A null, since whoever begins at such a mean and stays there has recovered
+    nothing."""
+    inputs, labels = public.inputs.detach().cpu().double(), public.labels.cpu()
+    classes = [] if labels.is_floating_point() else labels.unique()
+    return torch.stack([inputs.mean(0), *(inputs[labels == c].mean(0) for c in classes)])
 
 
 def rate_interval(count: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -252,31 +256,6 @@ def _score_pairs(
     )
 
 
-def _per_record(
-    truth: Examples,
-    scores: Scores,
-    candidates: Candidates,
-    order: Sequence[int],
-    nulls: Mapping[str, Scores],
-    threshold: float,
-) -> list[dict[str, Any]]:
-    oracle = nulls.get("nearest_public")
-    rows = []
-    for i in order:
-        j = int(scores.candidate[i])
-        rows.append(
-            {
-                "id": truth.ids[i],
-                "label": truth.labels[i].tolist(),
-                **figures_of_pair(scores, i, threshold),
-                "candidate": j if j >= 0 else None,
-                "confidence": _plain(candidates.confidence, j) if j >= 0 else None,
-                "public_squared_l2": _plain(oracle.squared_l2, i) if oracle else None,
-            }
-        )
-    return rows
-
-
 def figures_of_pair(scores: Scores, i: int, threshold: float) -> dict[str, Any]:
     """Record i's distances to its candidate, None where there is none, and whether it is found."""
     found = {"recovered": bool(scores.correlation[i] > threshold)}
@@ -284,10 +263,10 @@ def figures_of_pair(scores: Scores, i: int, threshold: float) -> dict[str, Any]:
 
 
 def _null(scores: Scores, threshold: float, order: Sequence[int]) -> dict[str, Any]:
+    columns = {name: getattr(scores, name) for name in ("squared_l2", "correlation", "ssim")}
     return summarise(scores, threshold) | {
-        "squared_l2": [_plain(scores.squared_l2, i) for i in order],
-        "correlation": [_plain(scores.correlation, i) for i in order],
-        "ssim": None if scores.ssim is None else [_plain(scores.ssim, i) for i in order],
+        name: None if values is None else [_plain(values, i) for i in order]
+        for name, values in columns.items()
     }
 
 

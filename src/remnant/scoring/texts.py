@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from remnant.scoring.matching import greedy
-from remnant.scoring.score import FIGURES, beside_nulls, rate_interval
+from remnant.scoring.score import FIGURES, beside_nulls, counts
 
 Text = Sequence[int]
 PROTOCOL = "texts"
@@ -59,32 +59,20 @@ def likeness(records: Sequence[Text], others: Sequence[Text]) -> Tensor:
 
     1 only for equal texts.
     """
-    known = {token: k for k, token in enumerate(sorted({t for row in records for t in row}))}
-    table = np.zeros((len(others), len(known)))
-    for row, other in zip(table, others, strict=True):
-        for token in other:
-            if token in known:
-                row[known[token]] += 1
-    sizes = np.array([len(other) for other in others])
-    values = np.zeros((len(records), len(others)))
+    values = torch.zeros(len(records), len(others), dtype=torch.float64)
+    bags = [Counter(other) for other in others]
     for i, record in enumerate(records):
-        mine = np.zeros(len(known))
-        for token in record:
-            mine[known[token]] += 1
-        common = np.minimum(table, mine).sum(1) / np.maximum(sizes, len(record)).clip(1)
-        values[i] = (common + [share_right(record, other) for other in others]) / 2
-    return torch.from_numpy(values)
+        mine = Counter(record)
+        for j, (other, bag) in enumerate(zip(others, bags, strict=True)):
+            common = (mine & bag).total() / max(1, len(record), len(other))
+            values[i, j] = (common + share_right(record, other)) / 2
+    return values
 
 
 def score_texts(records: Sequence[Text], candidates: Sequence[Text]) -> TextScores:
     """Match candidates to records one-to-one, the most alike first, and score the pairs."""
     matched = greedy(1 - likeness(records, candidates)).candidate.tolist()
     return _of_pairs(records, candidates, matched)
-
-
-def score_best(records: Sequence[Text], pool: Sequence[Text]) -> TextScores:
-    """The most alike of the pool for each record; one may serve several."""
-    return _of_pairs(records, pool, likeness(records, pool).argmax(1).tolist())
 
 
 def most_frequent(records: Sequence[Text], public: Sequence[Text]) -> list[list[int]]:
@@ -113,38 +101,43 @@ def score_texts_with_nulls(
     """Candidates and every null alike: the fields of a Finding that need the truth.
 
     Nulls: "held_out", as many held-out texts as there are candidates; "nearest_public", the most
-    alike public text; "frequent_tokens", see `most_frequent`.
+    alike public text, one for several records; "frequent_tokens", see `most_frequent`.
     """
-    scores = score_texts(records, candidates)
+    scores, n = score_texts(records, candidates), len(records)
     drawn = torch.randperm(len(holdout), generator=generator)[: len(candidates)].tolist()
     nulls = {"held_out": score_texts(records, [holdout[i] for i in drawn])}
     if public:
-        nulls["nearest_public"] = score_best(records, public)
-        places = list(range(len(records)))
-        nulls["frequent_tokens"] = _of_pairs(records, most_frequent(records, public), places)
+        nearest = likeness(records, public).argmax(1).tolist()
+        nulls["nearest_public"] = _of_pairs(records, public, nearest)
+        nulls["frequent_tokens"] = _of_pairs(records, most_frequent(records, public), range(n))
     order = sorted(
-        range(len(records)),
+        range(n),
         key=lambda i: (not scores.exact[i], -scores.tokens[i], -scores.run[i] / scores.length[i]),
     )
-    rows = [_row(i, ids, labels, scores, confidence) for i in order]
+    rows = []
+    for i in order:
+        j = scores.candidate[i]
+        rows.append({
+            "id": ids[i],
+            "label": labels[i],
+            "recovered": scores.exact[i],
+            "tokens": scores.tokens[i],
+            "run": scores.run[i],
+            "length": scores.length[i],
+            "candidate": j if j >= 0 else None,
+            "confidence": float(confidence[j]) if j >= 0 else None,
+            # Figures of numbers are there and empty, for whoever reads findings.
+            **dict.fromkeys((*FIGURES, "public_squared_l2")),
+        })  # fmt: skip
     null_rows = {name: summarise_texts(null) for name, null in nulls.items()}
     return beside_nulls(summarise_texts(scores), rows, null_rows, None)
 
 
 def summarise_texts(scores: TextScores) -> dict[str, Any]:
     """Counts with their interval, and means over all records."""
-    n, recovered = len(scores.exact), sum(scores.exact)
-    low, high = rate_interval(recovered, n)
+    n = len(scores.exact)
     shares = [run / length for run, length in zip(scores.run, scores.length, strict=True)]
-    return {
-        "protocol": PROTOCOL,
-        "records": n,
-        "candidates": scores.candidates,
-        "matched": sum(j >= 0 for j in scores.candidate),
-        "recovered": recovered,
-        "rate": recovered / n if n else 0.0,
-        "rate_low": low,
-        "rate_high": high,
+    return counts(PROTOCOL, scores.candidates, scores.candidate, sum(scores.exact)) | {
         "mean_tokens": sum(scores.tokens) / n if n else None,
         "mean_run": sum(shares) / n if n else None,
     }
@@ -178,26 +171,3 @@ def _of_pairs(records: Sequence[Text], others: Sequence[Text], match: Sequence[i
         run=[longest_run(a, b) for a, b in pairs],
         length=[len(a) for a, _ in pairs],
     )
-
-
-def _row(
-    i: int,
-    ids: Sequence[str],
-    labels: Sequence[Any],
-    scores: TextScores,
-    confidence: Sequence[float],
-) -> dict[str, Any]:
-    """One record; figures of numbers are there and empty, as those of whoever reads findings."""
-    j = scores.candidate[i]
-    empty = dict.fromkeys((*FIGURES, "public_squared_l2"))
-    return {
-        "id": ids[i],
-        "label": labels[i],
-        "recovered": scores.exact[i],
-        "tokens": scores.tokens[i],
-        "run": scores.run[i],
-        "length": scores.length[i],
-        "candidate": j if j >= 0 else None,
-        "confidence": float(confidence[j]) if j >= 0 else None,
-        **empty,
-    }
