@@ -15,12 +15,21 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remnant.errors import cut, printable
 
 INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
+STYLE: dict[str, Any] = {
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
+    "axes.grid": True, "axes.grid.axis": "y", "grid.color": PALE, "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titlesize": 10,
+    "axes.labelsize": 9, "axes.labelcolor": INK, "text.color": INK,
+    "xtick.color": GREY, "ytick.color": GREY, "xtick.labelsize": 8, "ytick.labelsize": 8,
+    "legend.frameon": False, "legend.fontsize": 8,
+}  # fmt: skip
 # Okabe and Ito's colours, which the colour-blind can tell apart; markers and dashes say it again.
 LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("#d55e00", "-", "o"),
@@ -173,57 +182,27 @@ def draw_lines(
     columns = max(1, min(across, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     size = (wide * columns, tall * rows + 0.4)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    if title:
-        lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
-        figure.suptitle(lines, color=INK, fontsize=11, x=0.01, ha="left")
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     looks = {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}
     low, high = _range(panels)
-    for i, panel in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        _furnish(axes, panel, labelled=i % columns == 0)
-        _draw(axes, panel, looks, low, high)
-    with warnings.catch_warnings():
+    with rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks are boxes
+        figure = Figure(figsize=size, dpi=150, layout="constrained")
+        if title:
+            lines = textwrap.fill(title, int(13 * size[0]))  # characters of this size in an inch
+            figure.suptitle(lines, fontsize=11, x=0.01, ha="left")
+        for i, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, i + 1)
+            _draw(axes, panel, looks, low)
+            axes.set(ylim=(low, high), ylabel=_short_of(panel.up) if i % columns == 0 else "")
         stream = io.BytesIO()
         figure.savefig(stream, format="png", metadata={"Software": None})
         return stream.getvalue()
 
 
-def _literal(words: str) -> str:
+def _short_of(words: str) -> str:
     """Names from files as they are, neither formulas nor commands, and not too long to draw."""
     return cut(printable(words), 60).replace("$", r"\$")
-
-
-def _furnish(axes: Axes, panel: Panel, *, labelled: bool) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=GREY, which="both", labelsize=8)
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_title(_literal(panel.title), color=INK, fontsize=10, loc="left")
-    axes.set_xlabel(_literal(panel.across), color=INK, fontsize=9)
-    axes.set_ylabel(_literal(panel.up) if labelled else "", color=INK, fontsize=9)
-    places = panel.places
-    if panel.log_x:
-        axes.set_xscale("log")
-    at = _positions(panel)
-    axes.set_xticks(at, [_literal(_word(place)) for place in places])  # what was measured, no more
-    margin = 0.05 * (at[-1] - at[0]) or 0.5
-    if panel.log_x:
-        factor = (at[-1] / at[0]) ** 0.05 if at[-1] > at[0] else 2.0
-        axes.set_xlim(at[0] / factor, at[-1] * factor)
-    else:
-        axes.set_xlim(at[0] - margin, at[-1] + margin)
-    axes.set_xticks([], minor=True)
-    for text in axes.get_xticklabels() if len(places) > 5 else []:
-        text.set(rotation=45, fontsize=7)
-
-
-def _positions(panel: Panel) -> list[float]:
-    """Where the panel's places stand on its axis."""
-    return [float(i) if isinstance(p, str) else p for i, p in enumerate(panel.places)]
 
 
 def _range(panels: Sequence[Panel]) -> tuple[float, float]:
@@ -235,28 +214,30 @@ def _range(panels: Sequence[Panel]) -> tuple[float, float]:
     return min(positive, default=0.1) / 5.0, 5.0 * max(positive, default=1.0)
 
 
-def _draw(
-    axes: Axes, panel: Panel, looks: Mapping[str, tuple[str, Any, str]], low: float, high: float
-) -> None:
-    axes.set_yscale("log" if panel.log_y else "linear")
-    axes.set_ylim(low, high)
-    where = dict(zip(panel.places, _positions(panel), strict=True))
+def _draw(axes: Axes, panel: Panel, looks: Mapping[str, tuple[str, Any, str]], low: float) -> None:
+    """Lines and labels of one panel; heights below `low` are drawn there."""
+    at = {p: float(i) if isinstance(p, str) else p for i, p in enumerate(panel.places)}
     for line in panel.lines:
         colour, dashes, marker = looks[line.name]
-        at = [where[x] for x in line.x]
-        points = [(a, max(y, low)) for a, y in zip(at, line.y, strict=True) if y is not None]
-        missing = [a for a, y in zip(at, line.y, strict=True) if y is None]
+        pairs = [(at[x], y) for x, y in zip(line.x, line.y, strict=True)]
+        points = [(x, max(y, low)) for x, y in pairs if y is not None]
         xs, ys = zip(*points, strict=True) if points else ((), ())
-        look = {
-            "color": colour,
-            "linestyle": dashes,
-            "marker": marker,
-            "label": _literal(line.name),
-        }
-        axes.plot(xs, ys, markersize=4, lw=1.6, **look)
-        if missing:  # nothing to measure: a cross at the top
-            tops = [0.985] * len(missing)
-            top = axes.get_xaxis_transform()
-            axes.scatter(missing, tops, marker="x", color=colour, s=22, transform=top)
+        look = {"color": colour, "linestyle": dashes, "marker": marker}
+        axes.plot(xs, ys, markersize=4, lw=1.6, label=_short_of(line.name), **look)
+        missing = [x for x, y in pairs if y is None]  # nothing to measure: a cross at the top
+        top = axes.get_xaxis_transform()
+        tops = [0.985] * len(missing)
+        axes.scatter(missing, tops, marker="x", color=colour, s=22, transform=top)
+    axes.set(
+        title=_short_of(panel.title),
+        xlabel=_short_of(panel.across),
+        xscale="log" if panel.log_x else "linear",
+        yscale="log" if panel.log_y else "linear",
+    )
+    # What was measured, no more.
+    axes.set_xticks(list(at.values()), [_short_of(_word(place)) for place in panel.places])
+    axes.set_xticks([], minor=True)
+    if len(panel.places) > 5:
+        axes.tick_params(axis="x", labelrotation=45, labelsize=7)
     if len(looks) > 1:
-        axes.legend(frameon=False, fontsize=8, labelcolor="linecolor")
+        axes.legend(labelcolor="linecolor")
