@@ -39,7 +39,6 @@ def scored(name):
     poor = found(
         x[:9] * 0.4 + 0.5 * torch.randn(9, *x.shape[1:], generator=generator) * x.std(0),
         Status.INCONCLUSIVE,
-        figures={"margin": torch.linspace(0.1, 2, 9).tolist()},
     )
     findings = [
         assess(
@@ -52,7 +51,12 @@ def scored(name):
         )
         for attack, candidates in (("ntk", exact), ("kkt", poor))
     ]
-    return {NTK: exact, KKT: poor}, findings
+    margins = torch.linspace(0.1, 2, N).tolist()
+    rows = [
+        row | {"margin": margin}
+        for row, margin in zip(findings[1].per_record, margins, strict=True)
+    ]
+    return {NTK: exact, KKT: poor}, [findings[0], replace(findings[1], per_record=rows)]
 
 
 def audit(name="faces", **changes):
@@ -69,7 +73,10 @@ def audit(name="faces", **changes):
             attack="kkt", title="The released weights alone", holds="the weights", settings={},
             verdict="inconclusive", reason="failed on the control too", finding=bad,
             control=Control(recovered=0, records=N, status="inconclusive", reason="nothing"),
-            bound={"epsilon": 8.0, "delta": 1e-5, "kappa": 0.1, "gamma": {"Gaussian": 0.4}},
+            bound={
+                "epsilon": 8.0, "delta": 1e-5, "kappa": 0.1, "gamma": {"Gaussian": 0.4},
+                "measured": {"count": 0, "low": 0.0, "high": 0.2},
+            },
             candidates=KKT,
         ),
         Attacked(

@@ -4,7 +4,6 @@ import json
 import stat
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -237,20 +236,18 @@ def test_rates_have_nulls_excess_and_control():
     assert rates(attacks[2]) == []
 
 
-def test_exposure_is_looked_for_in_records_and_in_figures():
+def test_exposure_goes_by_margin_or_else_by_loss():
     finding = audit()[0].attacks[1].finding
     data = exposure_data(finding)
-    margins = np.linspace(0.1, 2, 9)
-    want = {(round(float(margins[r["candidate"]]), 4), r["correlation"])
-            for r in finding.per_record if r["candidate"] is not None}  # fmt: skip
+    want = [(r["margin"], r["correlation"]) for r in finding.per_record]
     assert data.across == "margin"
     assert data.threshold == 0.9
-    assert {(round(x, 4), y) for x, y, _ in data.points} == want
+    assert [(x, y) for x, y, _ in data.points] == [pair for pair in want if pair[1] is not None]
     rows = [{"loss": 0.5, "correlation": 0.1, "recovered": False}, {"loss": 2, "correlation": 0.95}]
-    own = replace(finding, figures={}, per_record=[*rows, {"loss": None}])
+    own = replace(finding, per_record=[*rows, {"loss": None}])
     assert exposure_data(own).points == ((0.5, 0.1, False), (2.0, 0.95, False))
     assert exposure_data(own).across == "loss"
-    assert exposure_data(replace(finding, figures={})) is None
+    assert exposure_data(replace(finding, per_record=rows[:1])) is None
 
 
 def test_a_bound_stands_beside_its_measurement():
@@ -259,9 +256,8 @@ def test_a_bound_stands_beside_its_measurement():
     assert data.bounds == (("Gaussian", 0.4),)
     assert data.words == "epsilon = 8, delta = 1e-05, kappa = 0.1"
     assert not data.broken
-    one = bound_data(replace(row, bound={"gamma": 0.25}))
-    assert (one.bounds, one.words) == ((("bound", 0.25),), "")
-    broken = {"gamma": {"a": 0.9, "b": 0.5}, "violated": True}
+    assert (data.measured.count, data.measured.high) == (0, 0.2)
+    broken = row.bound | {"gamma": {"a": 0.9, "b": 0.5}, "violated": True}
     assert bound_data(replace(audit()[0].attacks[0], bound=broken)).broken
     assert bound_data(replace(row, bound=None)) is None
 

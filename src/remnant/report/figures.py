@@ -114,29 +114,30 @@ def rates(row: Attacked) -> list[Rate]:
     if finding is None or finding.recovered is None:
         return []
     excess = finding.summary.get("excess") or {}
-    known = [name for name in NULLS if name in finding.nulls]
-    others = [name for name in finding.nulls if name not in NULLS]
-    out = [_rate(CANDIDATES, ("reconstructions", ""), finding.summary, {})]
-    for name in [*known, *others]:
-        out.append(_rate(name, null_words(name), finding.nulls[name], excess.get(name) or {}))
+    out = [_rate(CANDIDATES, ("reconstructions", ""), finding.summary)]
+    for name in sorted(finding.nulls, key=lambda name: [*NULLS, name].index(name)):
+        out.append(_rate(name, null_words(name), finding.nulls[name], excess.get(name)))
     if row.control is not None and row.control.records:
         count, records = row.control.recovered, row.control.records
         interval = binomtest(count, records).proportion_ci(0.95, method="exact")
-        low, high = float(interval.low), float(interval.high)
-        summary = {"recovered": count, "records": records, "rate_low": low, "rate_high": high}
+        summary = {"recovered": count, "records": records}
+        summary |= {"rate_low": float(interval.low), "rate_high": float(interval.high)}
         words = "a twin that must leak", "where the attack fails on it, its failure proves nothing"
-        out.append(_rate(CONTROL, words, summary, {}))
+        out.append(_rate(CONTROL, words, summary))
     return [rate for rate in out if rate is not None]
 
 
 def _rate(
-    name: str, words: tuple[str, str], summary: Mapping[str, Any], excess: Mapping[str, Any]
+    name: str,
+    words: tuple[str, str],
+    summary: Mapping[str, Any],
+    excess: Mapping[str, Any] | None = None,
 ) -> Rate | None:
-    count, records = number(summary.get("recovered")), number(summary.get("records"))
+    keys = ("recovered", "records", "rate_low", "rate_high", "median_squared_l2", "mean_tokens")
+    count, records, low, high, median, tokens = (number(summary.get(key)) for key in keys)
     if count is None or not records:
         return None
-    low, high = number(summary.get("rate_low")), number(summary.get("rate_high"))
-    beyond = [number(excess.get(key)) for key in ("records", "low", "high")]
+    beyond = [number((excess or {}).get(key)) for key in ("records", "low", "high")]
     values = tuple(value for value in beyond if value is not None)
     return Rate(
         name=name,
@@ -146,53 +147,47 @@ def _rate(
         records=int(records),
         low=0.0 if low is None else low,
         high=1.0 if high is None else high,
-        median=number(summary.get("median_squared_l2")),
-        tokens=number(summary.get("mean_tokens")),
+        median=median,
+        tokens=tokens,
         excess=values if len(values) == 3 else None,
     )
 
 
 def exposure_data(finding: Finding) -> Exposure | None:
-    """Correlation against margin, else against loss, where the finding has it.
-
-    It is looked for in each record, then in `figures` as one number per candidate.
-    """
+    """Correlation against each record's margin, else against its loss, where the finding has it."""
     for across in ("margin", "loss"):
-        points = []
-        for record in finding.per_record:
-            x = number(record.get(across))
-            series, candidate = finding.figures.get(across), record.get("candidate")
-            if x is None and isinstance(series, list | tuple) and isinstance(candidate, int):
-                x = number(series[candidate]) if 0 <= candidate < len(series) else None
-            y = number(record.get("correlation"))
-            if x is not None and y is not None:
-                points.append((x, y, bool(record.get("recovered"))))
-        if len(points) > 1:
-            return Exposure(across=across, points=tuple(points), threshold=finding.threshold)
+        points = [
+            (
+                number(record.get(across)),
+                number(record.get("correlation")),
+                bool(record.get("recovered")),
+            )
+            for record in finding.per_record
+        ]
+        known = tuple((x, y, found) for x, y, found in points if x is not None and y is not None)
+        if len(known) > 1:
+            return Exposure(across=across, points=known, threshold=finding.threshold)
     return None
 
 
 def bound_data(row: Attacked) -> Bound | None:
-    """The bound beside the measurement. `gamma` is one number, or one for each bound by name."""
+    """The bound, by its name where there are several, beside what was measured: its own success,
+    which may be another than the verdict's."""
+    held = row.bound
     measured = next(iter(rates(row)), None)
-    if row.bound is None or measured is None:
+    if held is None or measured is None:
         return None
-    own = row.bound.get("measured")  # where the bound is on another success than the verdict's
-    if isinstance(own, Mapping):
-        measured = replace(
-            measured, count=int(own["count"]), low=float(own["low"]), high=float(own["high"])
-        )
-    gamma = row.bound.get("gamma")
-    named = gamma if isinstance(gamma, Mapping) else {"bound": gamma}
-    values = [(str(name), number(value)) for name, value in named.items()]
+    own = held["measured"]
+    count, low, high = int(own["count"]), float(own["low"]), float(own["high"])
+    values = [(str(name), number(value)) for name, value in held["gamma"].items()]
     keys = ("epsilon", "delta", "correlation", "kappa")
-    known = [(key, number(row.bound.get(key))) for key in keys]
+    known = [(key, number(held.get(key))) for key in keys]
     return Bound(
-        measured=measured,
+        measured=replace(measured, count=count, low=low, high=high),
         bounds=tuple((name, value) for name, value in values if value is not None),
         words=", ".join(f"{key} = {value:.3g}" for key, value in known if value is not None),
-        text=str(row.bound.get("text") or ""),
-        broken=row.bound.get("violated") is True,
+        text=str(held.get("text") or ""),
+        broken=held.get("violated") is True,
     )
 
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from remnant.errors import cut, printable
 
 INK, GREY, PALE = "#1a1a1a", "#6b6b6b", "#d4d4d4"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
     "axes.grid": True, "axes.grid.axis": "y", "grid.color": PALE, "grid.linewidth": 0.6,
     "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titlesize": 10,
