@@ -110,16 +110,8 @@ class Case:
         """Held-out and public records together; ids say which set each is from."""
         twice = torch.equal(self.holdout.inputs.flatten(1), self.public.inputs.flatten(1))
         sets = [self.holdout] if twice else [self.holdout, self.public]
-        shape = self.truth.shape
-        labels = [part.labels.reshape(len(part), -1).to(self.truth.labels) for part in sets]
-        flat = torch.cat(labels)
-        return Examples(
-            inputs=torch.cat([part.inputs.reshape(-1, *shape) for part in sets]),
-            labels=flat[:, 0] if self.truth.labels.ndim == 1 else flat,
-            ids=tuple(f"{k} {one}" for k, part in enumerate(sets) for one in part.ids),
-            bounds=self.truth.bounds,
-            name="strangers",
-        )
+        ids = [f"{k} {one}" for k, part in enumerate(sets) for one in part.ids]
+        return replace(together(self.truth, sets, ids), name="strangers", features=())
 
     @property
     def strangers(self) -> Examples:
@@ -145,13 +137,19 @@ def with_planted(truth: Examples, canaries: Canaries) -> tuple[Examples, Canarie
         name if where is None else truth.ids[where]
         for name, where in zip(planted.ids, at, strict=True)
     )
-    whole = replace(
-        truth,
-        inputs=torch.cat([truth.inputs, new.inputs.to(truth.inputs)]),
-        labels=torch.cat([truth.labels, new.labels.to(truth.labels)]),
-        ids=(*truth.ids, *new.ids),
-    )
+    whole = together(truth, [truth, new], [*truth.ids, *new.ids])
     return whole, replace(canaries, planted=replace(planted, ids=ids))
+
+
+def together(like: Examples, sets: Sequence[Examples], ids: Sequence[str]) -> Examples:
+    """The records of all sets as one, in the shape and with labels as those of `like`."""
+
+    def joined(name: str) -> Tensor:
+        own: Tensor = getattr(like, name)
+        parts = [getattr(part, name).to(own).reshape(len(part), *own.shape[1:]) for part in sets]
+        return torch.cat(parts)
+
+    return replace(like, inputs=joined("inputs"), labels=joined("labels"), ids=tuple(ids))
 
 
 def check_labels_of(

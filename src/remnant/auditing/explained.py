@@ -62,16 +62,12 @@ def explained(case: Case, attack: str, strangers: Strangers) -> Explained | None
     """
     if not len(strangers.inputs) or not dense_layers(case.target.model):
         return None
-    # As many on both sides: more records explain more, whatever they are.
     near = strangers.examples.take(_most_alike(case, strangers))
-    some = case.truth.take(range(len(near)))
     told = None
     for held in known_of_layer(case, attack):
-        left, by_strangers = (unexplained(case, held, part) for part in (some, near))
+        left, by_strangers = (unexplained(case, held, part) for part in (case.truth, near))
         if left is None or by_strangers is None or by_strangers < RULES.strangers_leave:
             continue
-        whole = unexplained(case, held, case.truth)
-        left = left if whole is None else whole
         holds = (
             left < RULES.left_unexplained[held.form]
             and left < RULES.share_of_strangers * by_strangers

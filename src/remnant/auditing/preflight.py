@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,14 +34,11 @@ def preflight(
         attack = make_attack(name, (settings or {}).get(name, {}))
         about, leave = attack.about, attack.about.leave_one
         other = case.truth.are_texts and "tokenizer" not in about.takes
-        if other:
-            why_not: str | None = "it reconstructs numbers, and these records are texts"
-            cost = Cost(work=0.0, memory=0.0)
-        else:
-            why_not, cost = attack.why_not(case.scene), attack.cost(case.scene)
+        why_not = "it reconstructs numbers, and these records are texts" if other else None
+        why_not = why_not or attack.why_not(case.scene)
+        cost = Cost(work=0.0, memory=0.0) if why_not else attack.cost(case.scene)
         runs = 1 if leave is None or why_not else len(rows_left_out(case, leave, targets, 0))
-        fits = cost.memory < RULES.memory * free_memory()
-        if why_not is None and not fits:
+        if cost.memory >= RULES.memory * free_memory():
             why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
         rows.append(
             {
@@ -94,14 +92,11 @@ def billions_a_second() -> float:
 def free_memory() -> float:
     """Bytes that are free, as far as the system tells."""
     try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return float(line.split()[1]) * 1024
-    except OSError:
-        pass
-    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**20
-    return float(pages) * 4096
+        text = Path("/proc/meminfo").read_text()
+        return float(text.partition("MemAvailable:")[2].split()[0]) * 1024
+    except (OSError, IndexError):
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**20
+        return float(pages) * 4096
 
 
 def _rounded(value: float) -> float:

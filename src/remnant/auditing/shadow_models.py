@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from remnant.attacks.kkt import fresh_model
-from remnant.auditing.case import Case
+from remnant.auditing.case import Case, together
 from remnant.auditing.fitting import losses_of
 from remnant.auditing.playing import OutOfTimeError, at_most
 from remnant.auditing.rules import RULES
@@ -86,12 +86,7 @@ def _likelihood(case: Case, strangers: Strangers, seed: int) -> Likelihood:
     some = torch.randperm(len(strangers.examples), generator=generator_for(seed, "pool"))
     others = strangers.examples.take(some[: len(records)])
     n = len(records)
-    pool = Examples(
-        inputs=torch.cat([records.inputs, others.inputs.reshape(-1, *records.shape)]),
-        labels=torch.cat([records.labels, others.labels.to(records.labels)]),
-        ids=tuple(map(str, range(n + len(others)))),
-        bounds=None,
-    )
+    pool = together(records, [records, others], [str(i) for i in range(n + len(others))])
     draws = torch.rand(RULES.shadows, len(pool), generator=generator_for(seed, "shadow halves"))
     had = draws.argsort(0).argsort(0) < RULES.shadows // 2  # each record in half of them
     seen = _trained(case, pool, had, seed)

@@ -211,7 +211,7 @@ def _decades(low: float, high: float) -> list[Tick]:
 def _steps(low: float, high: float, *, whole: bool = False) -> list[Tick]:
     """About four round numbers within the span, which begins with 1 where records are counted."""
     found = MaxNLocator(4, integer=whole, steps=[1, 2, 5, 10]).tick_values(low, high)
-    ticks = {round(tick, 12) for tick in found.tolist() if low <= tick <= high}
+    ticks = {round(float(tick), 12) for tick in found if low <= tick <= high}
     return [(tick, f"{tick:g}") for tick in sorted(ticks | ({low} if whole else set()))]
 
 

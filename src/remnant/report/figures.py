@@ -120,8 +120,8 @@ def rates(row: Attacked) -> list[Rate]:
     if row.control is not None and row.control.records:
         count, records = row.control.recovered, row.control.records
         interval = binomtest(count, records).proportion_ci(0.95, method="exact")
-        summary = {"recovered": count, "records": records}
-        summary |= {"rate_low": float(interval.low), "rate_high": float(interval.high)}
+        summary: dict[str, float] = {"recovered": count, "records": records}
+        summary |= {"rate_low": interval.low, "rate_high": interval.high}
         words = "a twin that must leak", "where the attack fails on it, its failure proves nothing"
         out.append(_rate(CONTROL, words, summary))
     return [rate for rate in out if rate is not None]
