@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +58,7 @@ def capture_step(model: nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
     save_gradient(path, added | moved_statistics(model, statistics))
 
 
-class GradientHook:
+class GradientHook(AbstractContextManager["GradientHook"]):
     """Writes the gradient that an optimiser's chosen step uses; a training loop stays as it is.
 
         with GradientHook("gradient.safetensors", model, optimizer, step=10):
@@ -101,15 +99,7 @@ class GradientHook:
         self._statistics = running_statistics(self._model)
         self.seen += 1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.remove()
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from remnant.cli.common import Answer, add_verb, print_line, print_table
+from remnant.cli.common import Answer, add_verb, print_line, print_table, run_of
 from remnant.cli.flags import add_fields, given
-from remnant.cli.spec import checked
+from remnant.cli.spec import checked, flag
 from remnant.errors import InputError, brief, expected
 
 if TYPE_CHECKING:
     from remnant.bounds import Ledger
+    from remnant.store import Run
 
 PRIORS = "ball:784, gaussian:784:0.3 or candidates:10"
 TITLES = {
@@ -27,10 +28,6 @@ TITLES = {
     "finite": "of one of so many candidates (001, VII-F)",
 }
 Chance = Annotated[float, Field(gt=0, lt=1)]
-
-
-def flag(words: str, default: Any = None) -> Any:
-    return Field(default, description=words)
 
 
 class Asked(BaseModel):
@@ -269,17 +266,16 @@ def as_text(log_value: float) -> str:
 
 def keep(found: dict[str, Any], asked: dict[str, Any], arguments: argparse.Namespace) -> None:
     """`bound.json` in --out, for what the flags mean: other words for the same are the same."""
-    from remnant.store import finish, open_run, write_json
+    from remnant.store import finish, write_json
 
-    alone: dict[str, Any] = {}
-    if not found["ledger"]:
-        alone = {name: found[name] for name in ("renyi", "rho") if name in found}
-    log_kappa = found["kappa"]["log"] if "kappa" in found else None
-    means = {"ledger": found["ledger"], "log_kappa": log_kappa, "delta": found["delta"]}
-    stored = open_run(arguments.out, {"verb": "bound", **means, **asked, **alone})
-    if not stored.finished:
+    def work(stored: Run) -> None:
         write_json(stored, "bound.json", found)
         finish(stored, seeds={"seed": arguments.seed})
+
+    known = ("ledger", "delta") if found["ledger"] else ("ledger", "delta", "renyi", "rho")
+    means = {name: found[name] for name in known if name in found}
+    log_kappa = found["kappa"]["log"] if "kappa" in found else None
+    run_of(arguments, {"verb": "bound", "log_kappa": log_kappa, **means, **asked}, work)
 
 
 def show(found: dict[str, Any]) -> None:

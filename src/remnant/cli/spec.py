@@ -109,6 +109,11 @@ Text = Annotated[str, Field(min_length=1, max_length=LIMITS.letters)]
 Numbers = Annotated[Text, BeforeValidator(numbers)]
 
 
+def flag(words: str, default: Any = None) -> Any:
+    """A field that may be left out, and what `--help` says of it."""
+    return Field(default, description=words)
+
+
 class Privacy(BaseModel):
     """The ledger of a differentially private training; the names in `train`'s ledger do too."""
 
@@ -147,37 +152,30 @@ class TargetSpec(BaseModel):
         description="the released weights: safetensors, a state dict or a Lightning checkpoint, a "
         "Hugging Face directory; of a linear model its coefficients as JSON or npz, or a skops file"
     )
-    model: Text | None = Field(
-        None,
-        description="mlp:..., cnn:..., hf:DIR (its weights too) or file.py:factory (only that file "
-        "is imported); a plain dense stack needs none",
+    model: Text | None = flag(
+        "mlp:..., cnn:..., hf:DIR (its weights too) or file.py:factory (only that file "
+        "is imported); a plain dense stack needs none"
     )
-    tokenizer: Path | None = Field(
-        None, description="of a model of texts: tokenizer.json (default: its directory's own)"
+    tokenizer: Path | None = flag(
+        "of a model of texts: tokenizer.json (default: its directory's own)"
     )
-    initial: Path | None = Field(None, description="the weights before training")
-    gradient: Path | None = Field(
-        None, description="a captured gradient: one tensor per parameter, named alike"
+    initial: Path | None = flag("the weights before training")
+    gradient: Path | None = flag("a captured gradient: one tensor per parameter, named alike")
+    recipe: Path | None = flag("how it was trained, as YAML or JSON")
+    public: Text | None = flag("records like them that were not trained on: a name, file or folder")
+    loss: Text | None = flag("the training loss, if it is known: ce, mse, ...")
+    mean: Numbers | None = flag(
+        "subtracted from the data: numbers, a safetensors file, or 'public'"
     )
-    recipe: Path | None = Field(None, description="how it was trained, as YAML or JSON")
-    public: Text | None = Field(
-        None, description="records like them that were not trained on: a name, file or folder"
+    std: Numbers | None = flag("by which the data was divided after that")
+    bounds: Annotated[tuple[Finite, Finite] | None, parts(","), AfterValidator(rising)] = flag(
+        "smallest and largest value of the data, such as 0,1"
     )
-    loss: Text | None = Field(None, description="the training loss, if it is known: ce, mse, ...")
-    mean: Numbers | None = Field(
-        None, description="subtracted from the data: numbers, a safetensors file, or 'public'"
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, parts("x")] = flag(
+        "of one record, such as 1x28x28"
     )
-    std: Numbers | None = Field(None, description="by which the data was divided after that")
-    bounds: Annotated[tuple[Finite, Finite] | None, parts(","), AfterValidator(rising)] = Field(
-        None, description="smallest and largest value of the data, such as 0,1"
-    )
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, parts("x")] = Field(
-        None, description="of one record, such as 1x28x28"
-    )
-    records: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
-        None, description="their number, if it is known"
-    )
-    data_dir: Path | None = Field(None, description="where data is looked for (or REMNANT_DATA)")
+    records: Annotated[int, Field(ge=1, le=10**9)] | None = flag("their number, if it is known")
+    data_dir: Path | None = flag("where data is looked for (or REMNANT_DATA)")
 
     @model_validator(mode="before")
     @classmethod
@@ -192,17 +190,13 @@ class TargetSpec(BaseModel):
 class AttackSpec(TargetSpec):
     """The target of `remnant reconstruct`: what an adversary may know of the records besides."""
 
-    coefficients: Path | None = Field(
-        None, description="of a linear model: JSON, npz or skops, in place of weights"
+    coefficients: Path | None = flag("of a linear model: JSON, npz or skops, in place of weights")
+    known: Text | None = flag("all records but the unknown ones: a name, file or folder")
+    labels: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] | None, parts(",")] = flag(
+        "of the records sought, in any order, such as 3,1,1 (classes)"
     )
-    known: Text | None = Field(
-        None, description="all records but the unknown ones: a name, file or folder"
-    )
-    labels: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] | None, parts(",")] = Field(
-        None, description="of the records sought, in any order, such as 3,1,1 (classes)"
-    )
-    label: Finite | None = Field(None, description="the missing record's, if it is known")
-    refit: bool = Field(False, description="search through the solver, if need be")
+    label: Finite | None = flag("the missing record's, if it is known")
+    refit: bool = flag("search through the solver, if need be", False)
 
     @model_validator(mode="before")
     @classmethod
@@ -216,24 +210,17 @@ class AuditSpec(TargetSpec):
     """The fields of `audit.yaml`; the flags of `remnant audit` have the same names."""
 
     data: Text = Field(description="the records trained on: a name, file or folder")
-    text_field: Text | None = Field(
-        None, description="of JSON lines: what a text stands under (default: text)"
+    text_field: Text | None = flag("of JSON lines: what a text stands under (default: text)")
+    holdout: Text | None = flag(
+        "records like them that were not trained on: a name, file or folder"
     )
-    holdout: Text | None = Field(
-        None, description="records like them that were not trained on: a name, file or folder"
-    )
-    canaries: Path | None = Field(
-        None, description="records of `remnant canaries` that were added to the training"
-    )
+    canaries: Path | None = flag("records of `remnant canaries` that were added to the training")
     targets: Annotated[
         Annotated[int, Field(ge=1)] | tuple[Text, ...] | None, BeforeValidator(names)
-    ] = Field(
-        None,
-        description="records left out in turn for who knows all others: a number, or ids as a,b",
-    )
+    ] = flag("records left out in turn for who knows all others: a number, or ids as a,b")
     privacy: Privacy | None = None
-    attacks: tuple[AttackName, ...] | None = Field(
-        None, description="some of them, such as ntk,kkt (default: all that apply)"
+    attacks: tuple[AttackName, ...] | None = flag(
+        "some of them, such as ntk,kkt (default: all that apply)"
     )
     settings: dict[AttackName, dict[str, Any]] = Field(default_factory=dict)
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -241,10 +228,10 @@ class AuditSpec(TargetSpec):
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     budget: Annotated[float, BeforeValidator(seconds), Field(gt=0, allow_inf_nan=False)] | None = (
-        Field(None, description="the most time for attacks, such as 10m")
+        flag("the most time for attacks, such as 10m")
     )
-    images: bool = Field(True, description="leave originals and reconstructions out of the results")
-    redact: bool = Field(False, description="blur the originals")
+    images: bool = flag("leave originals and reconstructions out of the results", True)
+    redact: bool = flag("blur the originals", False)
 
 
 def is_linear(weights: Path) -> bool:
