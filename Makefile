@@ -1,5 +1,6 @@
 # make demo   train a model on faces and take the faces back out of its weights
 # make test   lint, types and tests
+# make slow   the tests of more than 10 s each, which make test leaves out
 # make truth  audits of 25 targets whose truth is known; fails on a wrong verdict
 # make malformed  over 1,000 malformed inputs: one line each, soon, nothing left behind
 # make docs   links and the page made from code are checked, then the site is built in build/site
@@ -11,7 +12,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test truth malformed mutants docs bench clean
+.PHONY: demo test slow truth malformed mutants docs bench clean
 
 demo: .venv/installed
 	@echo "== demo: train on 50 faces, take them back out of the weights (seed $(SEED))"
@@ -22,7 +23,11 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+slow: .venv/installed-dev
+	@echo "== slow: tests of more than 10 s each"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 truth: .venv/installed
 	@echo "== truth: 25 targets of known truth, audited through the command line"

@@ -19,6 +19,7 @@ def room(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits are Linux's")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript; fork beside threads
 def test_a_sample_of_malformed_inputs_is_one_line_each(room):

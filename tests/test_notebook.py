@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import pytest
 import torch
 from nbclient import NotebookClient
 
@@ -15,6 +16,7 @@ from remnant.data import load, split
 PATH = Path(__file__).parents[1] / "docs" / "remnant.ipynb"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_top_to_bottom(tmp_path, monkeypatch):
     notebook = nbformat.read(PATH, as_version=4)
     nbformat.validate(notebook)
@@ -35,6 +37,7 @@ def test_the_notebook_runs_top_to_bottom(tmp_path, monkeypatch):
     assert any("report.html" in o.get("data", {}).get("text/html", "") for o in outputs)
 
 
+@pytest.mark.slow
 def test_the_quick_start_ends_in_a_page(tmp_path, monkeypatch, capsys):
     """Its script as it stands, then its commands."""
     text = (PATH.parent / "quick-start.md").read_text()
