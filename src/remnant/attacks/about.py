@@ -1,7 +1,8 @@
-"""What an attack's own file says of it besides how it runs; verbs, audits and searches read it.
+"""What each attack's file tells the rest of the program about the attack, besides running it.
 
-`About` holds the words and the flags, `Scene` is what an attack may know of an audit before it is
-played. Neither ever holds a record that the attack is to find.
+`About` is the attack in words, the flags that it takes and what a search may vary; the command
+line, reports, audits and sweeps are made from it. `Scene` is the reverse: what an audit tells an
+attack before it is played. Neither ever holds a record that the attack is to find.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Range:
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
+        """The lowest and the highest value, of the type that the field takes."""
         whole = int if self.integer else float
         return whole(self.low), whole(self.high)
 
@@ -55,6 +57,7 @@ class Choice:
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
+        """All the values."""
         return self.values
 
 
@@ -63,7 +66,11 @@ Axis = Range | Choice
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """axes: what is varied. fixed: fields that the axes only make sense with."""
+    """What a search may vary of an attack's settings.
+
+    axes: setting -> the values it may take. fixed: settings that hold in every trial because the
+    axes only make sense with them, such as the preset that reads them.
+    """
 
     axes: Mapping[str, Axis]
     fixed: Mapping[str, Scalar] = field(default_factory=dict)
@@ -74,9 +81,9 @@ LINEAR = "it is a linear model, without hidden layers"
 
 
 def setting(default: Any, words: str, *, flag: str | bool = True) -> Any:
-    """A field of an attack: its default and what `--help` says of it.
+    """A field of an attack's dataclass: its default, and the words that `--help` shows for it.
 
-    flag: another name on the command line; False where only a file can set it.
+    flag: another name for it on the command line; False where only a file or Python can set it.
     """
     return dataclasses.field(default=default, metadata={"help": words, "flag": flag})
 
@@ -90,16 +97,22 @@ class Cost:
 
 
 def in_steps(work: float, least: float = 0.03) -> float:
-    """The work of one step, in billions of multiply-adds; `least`: those in the time that any step
-    takes, however small."""
+    """Billions of multiply-adds that one step of a loop stands for when its time is estimated.
+
+    work: what the step computes. least: what the fixed time of any step, however small, would have
+    computed.
+    """
     return max(work, least)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scene:
-    """What an audit tells an attack beforehand: the target, how many records were trained on, by
-    which loss, whether their labels are numbers rather than classes, and of texts how many tokens
-    all of them have to predict."""
+    """What an audit tells an attack before it is played.
+
+    records: how many were trained on. loss: by which loss. regression: labels are numbers, not
+    classes. tokens: of texts, how many tokens all of them together have to predict; None for other
+    data.
+    """
 
     target: Target
     records: int
@@ -109,25 +122,30 @@ class Scene:
 
     @property
     def linear(self) -> bool:
+        """Whether the target is a linear model, without hidden layers."""
         return isinstance(self.target.model, LinearModel)
 
     @property
     def batch_norm(self) -> bool:
+        """Whether batch norm stands anywhere in the network."""
         kinds = nn.modules.batchnorm._BatchNorm
         return any(isinstance(module, kinds) for module in self.target.model.modules())
 
     @property
     def parameters(self) -> int:
+        """How many numbers the model has."""
         return sum(p.numel() for p in self.target.model.parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveOne:
-    """For an adversary who knows every record but one: an audit leaves records out in turn.
+    """How an audit plays an adversary who knows every record but one: it leaves records out in
+    turn.
 
-    most: how many of them unless told otherwise. target: what the adversary holds, given the
-    audited target, the known records, the label of the one left out, and its number in the turn.
-    last_alone: whether only the last record of the training data can be left out.
+    most: how many are left out unless the user says otherwise. target: makes what the adversary
+    holds out of the audited target, the known records, the label of the record left out, and its
+    number in the turn. last_alone: whether only the last record of the training data can be left
+    out, because the order of the others matters.
     """
 
     most: int
@@ -137,15 +155,16 @@ class LeaveOne:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """An adversary in words, and what of the target's description it is given.
+    """An adversary in words, and which parts of a target's description it is given.
 
-    summary, example: of `remnant reconstruct`. needs, takes: fields of `AttackSpec` that it must or
-    may be given. title, holds, defence: for the report.
-    missing: the part of Knowledge without which it does not begin, and stronger: what an audit
-    without it is advised. counting: settings with which it reads off the number of records.
-    leave_one: how an audit plays who knows all records but one. shadows: whether it trains shadow
-    models, which may be kept and spread. spaces: what `sweep` may vary, by name.
-    limit: where the adversary applies, why it will get little all the same, if that is known.
+    summary, example: shown by `remnant reconstruct --help`. title, holds, defence: shown by the
+    report. needs, takes: fields of `AttackSpec` that must or may be given. missing: the field of
+    `Knowledge` without which the attack does not apply; stronger: what an audit that lacks it
+    advises to add. counting: settings under which it reads off the number of records by itself.
+    leave_one: how an audit plays it, if it knows all records but one. shadows: it trains shadow
+    models, which may be kept and spread over machines. spaces: name -> what `sweep` may vary.
+    limit: for a target on which the attack applies, a sentence on why it will get little all the
+    same, or None.
     """
 
     summary: str
@@ -165,28 +184,39 @@ class About:
 
 
 class Attack(Protocol):
-    """A frozen dataclass of hyperparameters. It sees the target and a generator, nothing else."""
+    """A frozen dataclass of hyperparameters, called with a target. It sees the target and a
+    source of random numbers, nothing else, so that it cannot choose its answer by a score
+    against the truth."""
 
     about: ClassVar[About]
 
-    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates: ...
+    def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
+        """The candidates found, with a status and a reason; an attack that cannot work here says so
+        in these and raises nothing."""
+        ...
 
     def why_not(self, scene: Scene) -> str | None:
         """Why there is no such adversary here, in a sentence; None where it applies."""
         ...
 
     def cost(self, scene: Scene) -> Cost:
-        """Of one run."""
+        """What one run is expected to take; an audit shows it beforehand and keeps to its time
+        limit with it."""
         ...
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
-        """A target as hard as the scene's that must leak these records, none of them audited."""
+        """The control: a target of the same kind and size that was trained on these strangers,
+        none of them audited, so that it must leak them. An attack that fails on its twin says
+        nothing about the audited model."""
         ...
 
 
 def graph_cost(scene: Scene, factor: float) -> Cost:
-    """Of a search through the first two dense layers, d inputs and w neurons: fitted by eye to
-    measured runs, which take some `factor` N^2 w multiply-adds."""
+    """Expected cost of a search through the first two dense layers.
+
+    With N records and w neurons measured runs take about `factor` N^2 w multiply-adds; factor was
+    fitted by eye. Memory is that of both layers' matrices and of the points that are searched for.
+    """
     pair, n = first_pair(scene.target.model, after_convolutions=True), scene.records
     w, d = 1, math.prod(scene.target.input_shape)
     if isinstance(pair, Pair):

@@ -1,10 +1,10 @@
 """Networks that end in dense layers behind anything else: residual blocks, pooling, batch norm.
 
-What enters the dense layers, the features of each record, is found exactly from those layers alone:
-by the attack itself where there are two of them, from the output layer's own equations where there
-is one (`solvers.dense.output_layer`). Then images are sought that have these features and, where a
-gradient is held, whose gradient in the front is the observed one. The certificate is of the
-features; that the images are right is not proved.
+The front is what stands before the dense layers, the head these layers. First the features of each
+record, what enters the head, are found exactly: by the attack itself where the head has two layers,
+from the output layer's own equations where it has one (`solvers.dense.output_layer`). Then images
+are sought that have these features and, where a gradient is held, whose gradient in the front is
+the observed one. The certificate is of the features; that the images are right is not proved.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ Solve = Callable[[Target], Candidates]
 
 
 def has_head(model: nn.Module) -> bool:
-    """Whether the network ends in two dense layers or more, behind others."""
+    """Whether the network ends in at least two dense layers and something else stands before
+    them."""
     parts = before_dense(model)
     return parts is not None and isinstance(first_pair(parts.rest), Pair)
 
 
 def head_target(target: Target, parts: Parts) -> Target:
-    """The dense layers at the end, as a model of features."""
+    """The target whose model is the dense layers at the end alone, and whose records are
+    features."""
     held = target.knowledge
     initial, gradient = (
         None if side is None else parts.of_rest(side) for side in (held.initial, held.gradient)
@@ -57,8 +59,11 @@ def through_front(
     otherwise: str,
     settings: FrontMatching | None = None,
 ) -> Candidates:
-    """Features of the records, and images that have them. solve: the attack, for the dense layers
-    alone. otherwise: the reason where the network does not end in dense layers."""
+    """Images whose features in the front are those that the dense layers give away.
+
+    solve: the attack on a target of dense layers, which finds the features. otherwise: the reason
+    to return where the network does not end in dense layers.
+    """
     parts = before_dense(target.model)
     if parts is None:
         return nothing(target, Status.NOT_APPLICABLE, otherwise)
@@ -127,7 +132,8 @@ def images_of(
     settings: FrontMatching,
     generator: torch.Generator,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Images with those features, k x shape in the model's scale, and how well they fit."""
+    """Images (k x shape, the model's scale) that have the features found, and figures of how
+    well they fit."""
     front, box = parts.front.requires_grad_(True), model_box(target)
     gradient, held = target.knowledge.gradient, target.knowledge
     features = found.inputs.to(next(front.parameters()))

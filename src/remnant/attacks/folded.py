@@ -1,4 +1,5 @@
-"""A target and its evidence without batch norm, where that is an affine part of other layers."""
+"""Batch norm in evaluation mode is a fixed affine map, so it can be multiplied into the layer
+before it: the attacks on dense layers then see a network, and evidence, without it."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ UNBIASED = "neither the layer before batch norm nor batch norm itself has a bias
 
 
 def without_norms(target: Target, evidence: Evidence) -> tuple[Target, Evidence] | str | None:
-    """The same with batch norm folded into the layers before it; why that is no help; or None
-    where nothing is to be folded."""
+    """Target and evidence with batch norm multiplied into the layers before it.
+
+    None where the network has no batch norm to fold. A sentence where folding does not make an
+    attack possible.
+    """
     folding = fold(target.model)
     if folding is None:
         return None
@@ -44,6 +48,7 @@ def without_norms(target: Target, evidence: Evidence) -> tuple[Target, Evidence]
 
 
 def folded_model(model: nn.Module) -> nn.Module:
-    """The network without its batch norm, or as it is."""
+    """The network with its batch norm multiplied into other layers, or itself where it has none
+    to fold."""
     folding = fold(model)
     return model if folding is None else folding.model

@@ -26,6 +26,8 @@ UNCHECKED = "no equation over to check this: right if one record is unknown, the
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
+    """When a recovered record of a linear model is believed."""
+
     safety: float = 3.0  # times the predicted error is stated: it is an order of magnitude
     label_room: float = 0.1  # a misfit of the residual above this contradicts the label
     converged: float = 1e-8  # a solver's tolerance from which no search is expected
@@ -69,10 +71,14 @@ ABOUT = About(
 
 @dataclass(frozen=True, kw_only=True)
 class GLM:
-    """Recover the missing record of a linear, logistic, Poisson, Gamma or multinomial regression.
+    """Recover the one missing record of a linear, logistic, Poisson, Gamma or multinomial
+    regression.
 
-    In closed form where the solver converged; through a released scaler where that was fitted on
-    the same records; else, where Knowledge.recipe fits the model again, through the solver.
+    At the optimum the known records' gradients and the missing one's cancel, which is solved in
+    closed form where the solver converged. Where a released scaler was fitted on the same records,
+    its mean gives the record by subtraction. Where the solver stopped early and `Knowledge.recipe`
+    can fit the model again, the record is sought with which that fit ends at the released
+    coefficients.
     """
 
     about: ClassVar[About] = ABOUT
@@ -108,8 +114,9 @@ class GLM:
         return "with one record there is none that is known" if scene.records < 2 else None
 
     def cost(self, scene: Scene) -> Cost:
-        """Where the solver stopped early, some 40 Jacobians by differences, a fit a feature: 0.2
-        billion multiply-adds' time each, by measurement with scikit-learn's defaults."""
+        """A closed form takes next to nothing. Where the solver stopped early the model is
+        fitted again and again: some 40 Jacobians by differences, each of one fit a feature (0.2
+        billion multiply-adds' time a fit, measured with scikit-learn's defaults)."""
         n, d = scene.records, math.prod(scene.target.input_shape)
         model = scene.target.model
         early = (
@@ -142,10 +149,14 @@ class GLM:
         return linear_target(twin, replace(strangers, inputs=strangers.inputs.flatten(1)))
 
     def sound(self, found: Found) -> bool:
+        """Whether an explanation's predicted error and its contradiction of the label are both
+        small."""
         return found.error <= self.trusted and found.misfit <= TOLERANCES.label_room
 
     def through_scaler(self, target: Target, case: Case) -> list[Found] | None:
-        """The record that a scaler's mean and deviations give away, if they do."""
+        """The record as n times the scaler's mean less the sum of the known records, with the
+        label that fits it best. None where no scaler was fitted on these records, or its numbers
+        are rounded too coarsely to subtract."""
         scaling, known = target.scaling, target.knowledge.known
         assert known is not None  # `pose` saw to it
         shape = known.inputs.shape[1:]
@@ -176,7 +187,9 @@ class GLM:
     def through_solver(
         self, target: Target, case: Case, found: list[Found], generator: torch.Generator
     ) -> list[Found]:
-        """Search for the record with which the solver gives the released coefficients."""
+        """Where the solver stopped early: the record with which fitting again gives the released
+        coefficients. One label after the other is tried, the likeliest first; `found`, what the
+        closed form gave, where none of them leads there."""
         run = cast(Recipe, target.knowledge.recipe)
         likely = found[0].label if found else None
         for label in sorted(case.labels(), key=lambda option: option != likely):
@@ -201,6 +214,8 @@ class GLM:
         return found  # elsewhere the search's own error means nothing
 
     def conclude(self, target: Target, case: Case, found: list[Found]) -> Candidates:
+        """Candidates in the data's own scale, the likeliest first; certified only if one
+        explanation alone is sound and something was left over to check it against."""
         if not found:
             reason = "no record solves the equations"
             if case.bias is None and target.knowledge.labels is None:
@@ -241,7 +256,8 @@ class GLM:
 
 
 def closed_form(case: Case) -> list[Found]:
-    """Every record that solves the equations, with its predicted error; the likeliest first."""
+    """Every record that solves the equations of a converged fit, with its predicted error; the
+    likeliest first."""
     found = []
     for label in case.labels():
         aim = None if label is None else case.encode(label)
@@ -259,7 +275,10 @@ def closed_form(case: Case) -> list[Found]:
 
 
 def judged(case: Case, label: int | None, record: Record) -> Found:
-    """The predicted error: by what the solver states, and by what the record itself shows."""
+    """A record that solves the equations, with the relative error to expect of it: how much the
+    solution amplifies what the solver left over, which the solver states (its tolerance) or the
+    record's unused equation shows. Poisson counts are whole numbers, so that a target near one
+    is rounded and checked again."""
     misfit, shown = record.misfit, record.leftover
     counts = case.model.family == "poisson" and bool((case.targets == case.targets.round()).all())
     if counts and label is None and case.bias is not None:
@@ -277,12 +296,14 @@ def judged(case: Case, label: int | None, record: Record) -> Found:
 
 
 def odd(case: Case, found: Found) -> float:
-    """How far a record lies from the known ones, in their standard deviations."""
+    """How far a record lies from the known ones: the mean of its squared standard scores."""
     spread = case.inputs.std(0, correction=0).clamp(min=1e-12)
     return float(((found.input - case.inputs.mean(0)) / spread).square().mean())
 
 
 def not_one(target: Target, case: Case) -> Candidates:
+    """The answer where no record, or more than one, is missing: of several only the sum of their
+    residuals times their inputs is determined."""
     missing = case.missing
     if missing < 1:
         reason = f"{len(case.inputs)} records are known and {missing + len(case.inputs)} in all"
@@ -298,6 +319,8 @@ def not_one(target: Target, case: Case) -> Candidates:
 
 
 def words(found: list[Found], passed: Tensor, trusted: float, checked: bool) -> str:
+    """The reason that the finding gives: what explains the coefficients and how surely, or why
+    nothing is believed."""
     best, certified = found[0], int(passed.sum())
     if certified == 1:
         how = f"{best.through}: predicted relative error {best.error:.1e}"

@@ -16,7 +16,13 @@ from remnant.types import Target
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """One explanation: input d in the model's scale, its label, target c, and how far to trust."""
+    """One explanation of the coefficients: a record and how far to trust it.
+
+    input: d entries in the model's scale. label: its class, None where it is a number. target: c
+    numbers that the outputs' means were compared with, None if not told. error: relative error to
+    expect. misfit: by how much the record's residual contradicts its label. through: which way it
+    was found, in words.
+    """
 
     input: Tensor
     label: int | None
@@ -28,7 +34,13 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """The equations: known records in the model's scale, and everything that weighs them."""
+    """The equations of a fit with one record missing: the known records and everything that weighs
+    them.
+
+    inputs: n x d in the model's scale. targets: n x c, what the outputs' means are compared with.
+    precision, rounding: of the released coefficients, relative and in the gradient. missing: how
+    many records are unknown.
+    """
 
     model: LinearModel
     inputs: Tensor  # n x d
@@ -53,6 +65,7 @@ class Case:
         return [*codes(self.model)]
 
     def encode(self, label: int) -> Tensor:
+        """A class as the numbers (c) that the outputs' means are compared with."""
         return encoded(self.model, torch.tensor([label]))[0]
 
     def some(self, label: int) -> list[Tensor]:
@@ -61,10 +74,12 @@ class Case:
         return [same.mean(0) if len(same) else self.inputs.mean(0)]
 
     def factors(self, label: int | None) -> Tensor:
-        """What each known record counts, if the missing one has this label: n."""
+        """The weight (n) of each known record in the fit, if the missing one has this label:
+        sample weights times class weights, which under "balanced" depend on all labels."""
         return self._all_factors(label)[: len(self.inputs)]
 
     def weight(self, label: int | None) -> float:
+        """The missing record's own weight in the fit, if it has this label."""
         return float(self._all_factors(label)[-1])
 
     def _all_factors(self, label: int | None) -> Tensor:
@@ -86,6 +101,8 @@ class Case:
         return each * table[index]
 
     def fit(self, label: int | None) -> Fit:
+        """The optimisation problem whose solution the coefficients are, if the missing record
+        has this label."""
         model = self.model
         total = float(self._all_factors(label).sum()) if model.penalty_per == "record" else 1.0
         penalty = model.penalty * total
@@ -99,16 +116,19 @@ class Case:
         )
 
     def gradient(self, label: int | None) -> Tensor:
+        """The gradient of that problem over the known records at the released coefficients; the
+        missing record's cancels it."""
         return objective_gradient(self.fit(label), self.inputs, self.targets, self.factors(label))
 
     def stated(self, label: int | None) -> float | None:
-        """The entry of the gradient at which the solver says that it stops."""
+        """The largest entry of the gradient at which the solver says that it stops; None where
+        it says nothing."""
         if self.model.tolerance is None:
             return None
         return self.model.tolerance * float(self._all_factors(label).sum())
 
     def decode(self, found: list[Found]) -> Tensor:
-        """Labels in the known records' own coding."""
+        """Labels of the records found, in the coding of the known records' labels."""
         if self.model.classes:
             return torch.tensor([cast(int, f.label) for f in found])
         values = torch.stack([f.target for f in found if f.target is not None])
@@ -119,13 +139,15 @@ class Case:
 
 
 def codes(model: LinearModel) -> list[int]:
-    """Classes as labels give them: themselves where they are whole numbers, else positions."""
+    """The classes as integers: themselves where all are whole numbers, else their positions in
+    the model's list."""
     whole = [c for c in model.classes if isinstance(c, int)]
     return whole if len(whole) == len(model.classes) else list(range(len(model.classes)))
 
 
 def encoded(model: LinearModel, labels: Tensor) -> Tensor:
-    """n x c: what the outputs' means are compared with."""
+    """Labels as n x c numbers that the outputs' means are compared with: one-hot, 0 and 1, or
+    the labels themselves."""
     outputs = len(model.dense.weight)
     if not model.classes:
         values = labels.double().reshape(len(labels), outputs)

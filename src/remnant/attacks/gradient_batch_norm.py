@@ -37,14 +37,16 @@ def in_training(target: Target) -> bool:
 
 
 def unnormed(target: Target, evidence: Evidence) -> tuple[Target, Evidence] | str | None:
-    """The same without batch norm, as for `without_norms`; "training" where it mixes the batch."""
+    """Target and evidence with batch norm multiplied into the layers before it
+    (`without_norms`), or "training" where it mixed the batch, so that this cannot be done."""
     return "training" if in_training(target) else without_norms(target, evidence)
 
 
 def recover_through_norm(
     target: Target, evidence: Evidence, generator: torch.Generator
 ) -> Candidates:
-    """Training mode, where a record's gradient depends on the batch."""
+    """The records of a batch that batch norm in training mode mixed, so that each record's
+    gradient depends on all others."""
     layers = read_normed(target.model, evidence, target.knowledge.gradient or {})
     if layers is None:
         return nothing(target, Status.INCONCLUSIVE, STATISTICS)

@@ -39,8 +39,9 @@ LIMITS = Tolerances()
 
 
 def from_sequences(target: Target, generator: torch.Generator) -> Candidates:
-    """What comes back of a transformer's batch, by the solver for its kind of layout; of several
-    things that are held, the one that proves most."""
+    """What comes back of a transformer's batch, by the solver for its kind of input: texts in
+    order, texts without order, or images. Where several things are held, such as a gradient and
+    an optimizer's state, all are tried and the answer that proves most is returned."""
     layout = read_layout(target.model)
     if isinstance(layout, str):
         return nothing(target, Status.NOT_APPLICABLE, layout)
@@ -101,7 +102,8 @@ def from_decoder(
 
 
 def _replayed(held: Held, found: Recovery) -> Recovery:
-    """Proved by several steps of descent on the batch, if one does not explain the change."""
+    """The recovery, certified by several steps of descent on the recovered batch where a single
+    step does not explain the change of the weights."""
     alike = alike_flows(found.texts)
     ways = [(alike, 0.0), (alike, found.smoothing)] if found.smoothing else [(alike, 0.0)]
     for flows, smoothing in (*ways, (found.flows, found.smoothing)):
@@ -242,7 +244,8 @@ def evidence_of(held: Held, layout: Layout, vector: dict[str, Tensor] | None = N
 
 
 def bound_of(held: Held, again: Again) -> float:
-    """The error of the gradient computed again that rounding explains."""
+    """The largest error of the recomputed gradient that rounding can explain; a text is
+    certified below it."""
     return float(max(LIMITS.least, LIMITS.exact * again.rounding + held.rounding))
 
 

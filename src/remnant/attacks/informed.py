@@ -229,6 +229,7 @@ class Informed:
         return ""
 
     def run_of(self, target: Target, dtype: torch.dtype) -> SharedRun:
+        """The known training run with the unknown records left open, in this precision."""
         held = target.knowledge
         known, extra = held.known, unknown_count(target)
         if known is None:
@@ -252,6 +253,8 @@ class Informed:
         return torch.Generator().manual_seed(self.order_seed or 0)
 
     def observation(self, target: Target) -> Observation:
+        """What the adversary sees of the released model: all weights, some layers, or logits on
+        public inputs."""
         public = target.knowledge.public
         probes = None
         if self.probes and public is not None:
@@ -373,7 +376,8 @@ def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidate
 
 
 def replay_reason(found: Replayed, boxed: bool) -> str:
-    """Why the best answer is certified, or is not; boxed: it lies in the box of the data."""
+    """The finding's reason: why the best answer is certified, or why it is not. boxed: it lies
+    in the box of the data."""
     count, idle = len(found.records[0]), int(found.idle[0].sum())
     left = f"leaves {float(found.residual[0]):.1e} of the misfit"
     words = f"the run with {'it' if count == 1 else 'them'} {left}"

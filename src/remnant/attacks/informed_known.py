@@ -1,4 +1,6 @@
-"""What an adversary who knows all records but a few can tell of those that it does not know."""
+"""What follows from an adversary's knowledge alone, before anything is solved: how many records
+it does not know, which labels and starting weights they can have, and in what order they were
+trained on."""
 
 from __future__ import annotations
 
@@ -37,11 +39,13 @@ def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16)
 
 
 def batched(recipe: FixedStep) -> bool:
+    """Whether a recipe trains on mini-batches rather than on all records at a time."""
     return getattr(recipe, "batch_size", None) is not None
 
 
 def drawn_by_position(target: Target) -> bool:
-    """Mini-batches of a known order are replayed with the unknown record at the end of the data."""
+    """Whether the run's mini-batches are drawn by position, so that the unknown record has to
+    stand last in the data."""
     recipe = target.knowledge.recipe
     return isinstance(recipe, FixedStep) and batched(recipe)
 
@@ -87,6 +91,6 @@ def outputs_of(target: Target) -> int:
 
 
 def ends_of(target: Target) -> tuple[float, float]:
-    """About the least and greatest entry that an input may have, in the model's scale."""
+    """The least and the greatest entry, about, that an input may have in the model's scale."""
     box = model_box(target)
     return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))

@@ -237,21 +237,24 @@ def outputs_of(target: Target) -> int:
 
 
 def spectrum_of(target: Target, layers: tuple[Layer, ...]) -> Spectrum:
-    """Of the first dense layer: its rank is the number of records, once its start has decayed."""
+    """The singular values of the first dense layer and the rank that they show: the number of
+    records, once weight decay has shrunk what the layer began with."""
     first = next(layer for layer in layers if not layer.conv)
     values = torch.linalg.svdvals(first.weight)
     return count_in_noise(values, first.weight, stored_precision(target.weights))
 
 
 def objective_for(loss: str | None, outputs: int) -> Objective:
-    """What the loss says; a model of unknown loss is taken for a classifier."""
+    """Which constraints the duals obey, by the loss and the number of outputs; a model of
+    unknown loss is taken for a classifier."""
     if loss is not None and loss not in ("bce", "ce"):
         return "free"
     return "margin" if outputs == 1 else "soft"
 
 
 def duals_for(target: Target, outputs: int, m: int, objective: Objective | None) -> Duals:
-    """The labels that are known, over and over, or else balanced ones."""
+    """The candidates' labels, which decide the signs of their duals: the known labels over and
+    over, or else equally many candidates of each class."""
     known = target.knowledge
     labels = balanced_labels(m, outputs)
     if known.labels is not None and not known.labels.is_floating_point():

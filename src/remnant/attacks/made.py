@@ -25,7 +25,7 @@ def kind_of(name: Any) -> type[Attack]:
 
 
 def check_names(name: str, settings: Iterable[Any]) -> None:
-    """Every name is a field of the attack."""
+    """Raises where a name is no field of the attack; the message suggests the nearest field."""
     known = [field.name for field in fields(cast(Any, kind_of(name)))]
     for one in settings:
         if one not in known:
@@ -58,9 +58,11 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
 
 
 def check_ranges(name: str, settings: object, most: int = 10**6) -> None:
-    """Every number in a dataclass of settings, also of those that it holds, is in its range.
+    """Raises where a number in a dataclass of settings, or in settings that it holds, is out of its
+    range.
 
-    most: steps, starts or candidates; more take months, or more memory than there is.
+    most: the largest number of steps, starts or candidates that is taken; more would run for
+    months, or out of memory.
     """
     for field in fields(cast(Any, settings)):
         value = getattr(settings, field.name)

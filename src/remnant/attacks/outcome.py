@@ -16,7 +16,7 @@ from remnant.types import Candidates, Stated, Status, Target, Weights
 
 
 def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candidates:
-    """No candidates, and why."""
+    """An answer without candidates: the status and the reason say why."""
     return Candidates(
         inputs=torch.zeros(0, *target.input_shape),
         confidence=torch.zeros(0),
@@ -27,7 +27,8 @@ def nothing(target: Target, status: Status, reason: str, **more: Any) -> Candida
 
 
 def seen(spectrum: Spectrum, counted: int | None) -> dict[str, Any]:
-    """What a spectrum of singular values says, as fields of `Candidates`."""
+    """A spectrum of singular values and the count read off it, as fields `stated`, `figures` and
+    `trace` of `Candidates`."""
     return {
         "stated": Stated(counted=counted),
         "figures": {"gap": spectrum.gap, "gap_clear": spectrum.clear},
@@ -36,6 +37,7 @@ def seen(spectrum: Spectrum, counted: int | None) -> dict[str, Any]:
 
 
 def status_of(certified: int, count: int) -> Status:
+    """Complete if every counted record is certified, partial if some are, else inconclusive."""
     if certified == count:
         return Status.COMPLETE
     return Status.PARTIAL if certified else Status.INCONCLUSIVE
@@ -108,7 +110,7 @@ def vouched(
 
 
 def worst_of(stated: list[float | None]) -> str:
-    """The largest stated error, in words."""
+    """The largest stated error, in words for a reason."""
     worst = max((value for value in stated if value is not None), default=0.0)
     return f"to about {worst:.0e} (root mean square, in the model's scale)"
 
@@ -124,6 +126,7 @@ def in_box(data: Tensor, bounds: tuple[float, float] | None) -> Tensor:
 
 
 def in_data_scale(target: Target, inputs: Tensor) -> Tensor:
+    """Inputs (k x shape) from the model's scale to the data's own."""
     return target.scaling.to_data(inputs.reshape(-1, *target.input_shape)).float()
 
 
@@ -147,11 +150,13 @@ def undo_convolutions(
     precision: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, str]:
-    """Inputs from what enters the first dense layer, which of them to trust, their squared errors
-    (k) from those of the features, and a word on it.
+    """Images out of what enters the first dense layer.
 
-    A network without convolutions is its own inverse: everything comes back as it is. precision:
-    rounding of the evidence; a unit that it alone lifts above zero must not pass for an active one.
+    features: k x d, found by the dense layers' equations; passed (k): which are certified; error
+    (k): their squared errors. Returns the images, which of them are certified still, their squared
+    errors and a word for the reason. A network without convolutions is its own inverse: everything
+    comes back as it is. precision: rounding of the evidence; a unit that rounding alone lifts above
+    zero must not pass for an active one.
     """
     if drops_inputs(target.model):
         words = "; dropout before the first dense layer may have erased entries: none is certified"
