@@ -34,7 +34,8 @@ from remnant.types import Evidence, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """Nothing depends on the clock, so a seed decides the result."""
+    """What the search spends, and when records are believed. Nothing depends on the clock, so a
+    seed decides the result."""
 
     iterates: int = 64  # points searched for at a time: more of them share a product
     iterations: int = 800  # of reflections in a round
@@ -106,8 +107,13 @@ def statistics_of(model: nn.Module, after: Weights, place: int) -> tuple[Tensor,
 
 
 def read_normed(model: nn.Module, evidence: Evidence, after: Weights) -> Normed | str | None:
-    """The first two dense layers, in a sentence why they are not solved, or None without the
-    statistics of a norm behind the second. after: the running statistics after the step."""
+    """The layers that the solver works on: the first two dense layers with the batch norm between
+    them.
+
+    after: the running statistics after the step. Returns a sentence where the network is none that
+    can be solved, and None where batch norm follows the second layer too and its statistics are not
+    known.
+    """
     layers, batch = working(model, nn.Flatten), statistics_of(model, after, 1)
     (first, _), (norm, module), (_, activation), (following, second) = layers[:4]
     normed_twice = len(layers) > 4 and isinstance(layers[4][1], nn.BatchNorm1d)
@@ -168,7 +174,7 @@ def recover_normed(
     count: int | None = None,
     settings: Tolerances | None = None,
 ) -> NormedRecovery | str:
-    """The records, or in a sentence why this network does not tell them."""
+    """All records of the batch, or a sentence on why this network does not tell them."""
     settings = settings or Tolerances()
     parts = torch.linalg.svd(layers.gradient, full_matrices=False)
     spectrum = count_records(parts.S, layers.gradient, precision)
@@ -212,7 +218,8 @@ def search(spaces: Spaces, n: int, settings: Tolerances, generator: torch.Genera
 def _wander(
     spaces: Spaces, found: Tensor, settings: Tolerances, generator: torch.Generator
 ) -> Tensor:
-    """Points (k x w) near records, by reflections from random starts, away from those found."""
+    """Points (k x w) near records that were not found yet, by relaxed reflections from random
+    starts."""
     graph = Graph(
         ends=spaces.t.float(),
         features=spaces.h.float(),
@@ -231,7 +238,8 @@ def _wander(
 
 
 def _settle(spaces: Spaces, points: Tensor, settings: Tolerances) -> Tensor:
-    """The point of the space of t whose features lie nearest to theirs, at the signs it has."""
+    """Points of the space of t, each solved for with the signs it has, so that its features come
+    as near as they can to the space of features."""
     for _ in range(settings.passes):
         if not len(points):
             break
@@ -284,8 +292,9 @@ def _conclude(
 
 
 def lengths(layers: Normed, spaces: Spaces, t: Tensor, n: int) -> Tensor | None:
-    """y of all records (n x (n-1)) from their directions t; None where no lengths make them add up
-    to zero."""
+    """Coordinates y (n x (n-1)) of all records from their directions t, which reflections find
+    only up to length: at the right lengths all y add up to zero and spread as the batch's
+    variance says. None where no lengths make them add up to zero."""
     y = t @ torch.linalg.pinv(spaces.columns)[: n - 1].T
     weights = torch.linalg.svd(y.T).Vh[-1]
     weights = weights * torch.sign(weights.sum())

@@ -1,8 +1,9 @@
-"""What independent starts agree on. Agreement needs no truth; it is evidence, not proof.
+"""What independent starts of a search agree on. Agreement needs no truth; it is evidence, not
+proof.
 
-A small misfit is no evidence: fits go below that of the true records. A wrong candidate, though,
-is wrong in another way each time, so what several starts return alike is likely a record. Runs with
-other settings are starts too: `pool` puts what they agree on in one list.
+How well a candidate fits is no evidence: searches fit better than the true records do. But a wrong
+candidate is wrong in another way in each start, so what several starts return alike is likely a
+record. Runs with other settings count as starts too: `pool` puts what they agree on in one list.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from remnant.types import Candidates, Scaling, Stated, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """What agreement is."""
+    """When candidates are alike, and when enough starts agree."""
 
     # Correlation at which two candidates count as one. A higher one splits what starts return of
     # one record; a lower one joins records that are like each other.
@@ -34,21 +35,25 @@ TOLERANCES = Tolerances()
 
 
 def enough(starts: int) -> int:
-    """How many of them must return a candidate alike."""
+    """How many of so many starts must return a candidate alike before it is believed."""
     return math.ceil(TOLERANCES.agreed * starts)
 
 
 def came_back(agreed: int, starts: int, what: str = "independent starts") -> str:
-    """How many candidates did, in words."""
+    """A sentence: how many candidates came back alike from enough starts."""
     count = "no candidate" if not agreed else f"{agreed} candidate{'s' if agreed > 1 else ''}"
     return f"{count} came back alike from at least {enough(starts)} of {starts} {what}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clusters:
-    """Best first. centres: c x d. agreement: c, 0..1, the mean over other starts of the best
-    correlation with the cluster's seed. starts: c, how many starts have a member. member: k x m
-    (flat where runs differ in length), the cluster of each candidate. seed: c, its row among all.
+    """Groups of candidates that are alike, the most agreed on first: c groups of n candidates of d
+    entries.
+
+    centres: c x d, the mean of the group. agreement: c, from 0 to 1, the mean over the other starts
+    of their best correlation with the group's seed. starts: c, how many starts have a member.
+    member: the group of each candidate (k x m, or flat where runs differ in length). seed: c, the
+    candidate around which the group was gathered, by its number among all.
     """
 
     centres: Tensor
@@ -80,13 +85,14 @@ def cluster(candidates: Tensor, alike: float = TOLERANCES.alike) -> Clusters:
 
 
 def pooled(runs: Sequence[Tensor], alike: float = TOLERANCES.alike) -> Clusters:
-    """The same for runs of any number of candidates, m_i x d, those that most runs have first."""
+    """The same for runs with any number of candidates each (m_i x d); groups that most runs have
+    a member of come first."""
     run = torch.arange(len(runs)).repeat_interleave(torch.tensor([len(rows) for rows in runs]))
     return most_starts_first(_grouped(torch.cat(list(runs)), run, alike), len(runs))
 
 
 def _grouped(rows: Tensor, run: Tensor, alike: float) -> Clusters:
-    """n x d candidates, each of the run of that number."""
+    """Groups of n x d candidates. run (n): which run each came from."""
     rows = rows.detach().double()
     rows = torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, torch.zeros_like(rows))
     unit = unit_rows(rows)
@@ -123,7 +129,7 @@ def _grouped(rows: Tensor, run: Tensor, alike: float) -> Clusters:
 
 
 def _closest(similar: Tensor, rows: Tensor, run: Tensor) -> Tensor:
-    """Of these rows, each run's most similar one."""
+    """Of these rows, the one of each run that is most similar to the group's seed."""
     picked: dict[int, int] = {}
     for row in rows[similar[rows].argsort(descending=True, stable=True)].tolist():
         picked.setdefault(int(run[row]), row)
@@ -131,9 +137,10 @@ def _closest(similar: Tensor, rows: Tensor, run: Tensor) -> Tensor:
 
 
 def most_starts_first(groups: Clusters, starts: int) -> Clusters:
-    """Agreement times the share of starts that have a member, and in that order.
+    """The groups ordered by agreement times the share of starts that have a member.
 
-    The mean alone puts what one start has, and others nearly, before what all but one have.
+    By agreement alone, a candidate of a single start to which the others come near would stand
+    before one that all starts but one return.
     """
     agreement = groups.agreement * groups.starts / starts
     rows = agreement.argsort(descending=True, stable=True)
@@ -189,7 +196,7 @@ def pool(
 
 
 def _majority(labels: Tensor, groups: Clusters) -> Tensor:
-    """What most members of each cluster are labelled; the seed's label where as many are."""
+    """The label that most members of each group have; the seed's label where there is a tie."""
     said = []
     for row, seed in enumerate(groups.seed.tolist()):
         values, counts = labels[groups.member == row].unique(return_counts=True)

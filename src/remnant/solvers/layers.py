@@ -41,9 +41,10 @@ class Pair:
 
 
 def first_pair(model: nn.Module, *, after_convolutions: bool = False) -> Pair | str:
-    """The first two dense layers, or in a sentence why the model does not begin with them.
+    """The first two dense layers with the activation between them, or a sentence on why the model
+    does not begin so.
 
-    after_convolutions: layers other than dense ones may come before.
+    after_convolutions: other layers, such as convolutions, may come before them.
     """
     every = layers = working(model)
     skipped = nn.Flatten if not after_convolutions else _NOT_DENSE
@@ -78,11 +79,14 @@ def _dense(prefix: str, layer: nn.Linear) -> Dense:
 def read_labels(
     model: nn.Module, evidence: Evidence, inputs: Tensor, duals: Tensor
 ) -> Tensor | None:
-    """Class of each record: inputs k x shape in the model's scale, duals k x w, None if unknown.
+    """The class of each recovered record, from what the first dense layer learned of it; None where
+    that does not tell.
 
-    A record's dual is sum_c r_c s_c, s_c the signal of class c at the first dense layer and r_c the
-    record's residual added up over the training, which is largest at its own class. Each record is
-    read from its own dual alone. A single output tells no class (it may be a regression).
+    inputs: k x shape in the model's scale. duals: k x w. A record's dual is sum_c r_c s_c, where
+    s_c is the derivative of output c by the first layer's pre-activations and r_c the record's
+    residual in that output, added up over the training: it is largest at the record's own class.
+    Each record is read from its own dual alone. A model with a single output may be a regression,
+    so its duals tell no class.
     """
     ends = [class_signals(model, weights, inputs) for weights in (evidence.start, evidence.end)]
     signals = (ends[0] + ends[1]) / 2  # k x c x w; the training moved between the two
@@ -129,10 +133,10 @@ def output_residuals(
 
 
 def labels_from(target: Target, residuals: Tensor | None, inputs: Tensor) -> Tensor | None:
-    """Labels of records at inputs (k x shape, the model's scale) from dL/df of each, k x c.
+    """Labels of records from the residuals dL/df (k x c) at inputs (k x shape, the model's scale).
 
-    Classes; under square loss of one output the numbers that it was compared with. None where
-    nothing tells them: one output whose loss is not known.
+    Classes; under the square loss of one output, the numbers that the outputs were compared with.
+    None where nothing tells them: one output whose loss is not known.
     """
     if residuals is None:
         return None

@@ -36,6 +36,8 @@ from remnant.types import Evidence, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
+    """When a solution of the lifted equations is believed."""
+
     room: float = 30.0  # times what rounding the weights leaves: a residual below is exact
     draws: int = 3  # of noise, to see how far it moves the records: more tell it better
     safety: float = 36.0  # of squared errors: rounding is not as even as the noise that is drawn
@@ -64,6 +66,8 @@ class Lifted:
 
     @property
     def exact(self) -> bool:
+        """Whether the records explain every number of the evidence up to the rounding of the
+        weights."""
         return self.residual <= TOLERANCES.room * self.level
 
 
@@ -97,17 +101,18 @@ def dense_stack(model: nn.Module) -> Stack | str:
 
 
 def unknowns(count: int, outputs: int) -> int:
-    """How many neurons of the last hidden layer `count` records need."""
+    """How wide the last hidden layer must be for that many records and outputs."""
     return count * (count + 1) // 2 + outputs * count - count
 
 
 def recover_linearised(
     model: nn.Module, evidence: Evidence, *, generator: torch.Generator, count: int | None = None
 ) -> Lifted | str:
-    """All records of a linearised target, or why not. `model`: the network that was linearised.
+    """All records of a linearised target, or a sentence on why they cannot be told.
 
-    `count` None = read off the first layer's spectrum. Whether the target was linearised need not
-    be known: if it was not, the residual says so.
+    model: the network that was linearised. count: the number of records; None reads it off the
+    first layer's spectrum. Whether the target was linearised at all need not be known: if it was
+    not, the residual shows it.
     """
     stack = dense_stack(model)
     if isinstance(stack, str):

@@ -121,7 +121,8 @@ class Minimum:
 
 
 def joined(parts: Sequence[Minimum]) -> Minimum:
-    """The rows of all; a part that ended early stays where it was."""
+    """The rows of several runs of `minimise` as one, their values after each evaluation side by
+    side; a run that ended early is continued by its last value."""
     most = max(part.evaluations for part in parts)
     traces = [[*part.trace, *[part.trace[-1]] * (most - part.evaluations)] for part in parts]
     return Minimum(
@@ -191,7 +192,9 @@ def _downhill(g: Tensor) -> Tensor:
 
 
 def _shorter(f: Tensor, slope: Tensor, step: Tensor, value: Tensor) -> Tensor:
-    """The minimum of the parabola through what is known, within a tenth and a half of the step."""
+    """The next trial step of a row whose last one was too long: the minimum of the parabola
+    through the value and slope at the start and the value at the trial point, kept between a
+    tenth and half of that step."""
     parabola = -slope * step.square() / (2 * (value - f - slope * step))
     parabola = torch.where(parabola.isfinite(), parabola, 0.1 * step)
     return torch.minimum(torch.maximum(parabola, 0.1 * step), 0.5 * step)
@@ -200,6 +203,8 @@ def _shorter(f: Tensor, slope: Tensor, step: Tensor, value: Tensor) -> Tensor:
 def _remember(
     pairs: list[Pair], good: Tensor, moved: Tensor, change: Tensor, history: int
 ) -> list[Pair]:
+    """The pairs of moves and changes of the slope from which curvature is estimated, the newest
+    last, `history` of them."""
     s = torch.where(good[:, None], moved, 0.0)
     y = torch.where(good[:, None], change, 0.0)
     product = _dot(s, y)
@@ -269,15 +274,18 @@ def _blas() -> Any:
 
 
 def distinct(rows: Tensor, cosine: float) -> list[int]:
-    """Indices of rows (k x r), earlier ones first, that are pairwise below `cosine` in |cosine|."""
+    """Indices of rows (k x r) of which no two have a cosine above `cosine`, either sign; of two
+    that do, the earlier stays."""
     unit = normalize(rows, dim=1)
     return _first_of_each((unit @ unit.T).abs() >= cosine)
 
 
 def apart(rows: Tensor, within: float) -> list[int]:
-    """Indices of rows (k x r), earlier ones first, that are not `within` of each other.
+    """Indices of rows (k x r) of which no two are within `within` of each other; of two that are,
+    the earlier stays.
 
-    Measured in the median distance of a row from the median row: records may share a large part.
+    The unit is the median distance of a row from the median row, since records may share a large
+    part.
     """
     if not len(rows):
         return []

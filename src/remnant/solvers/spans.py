@@ -34,12 +34,14 @@ class Decomposition:
         return left, self.values[:count], self.right[:count].contiguous()
 
     def tail(self, count: int) -> float:
-        """The share of the matrix outside the leading `count` directions: rounding, or noise."""
+        """The share of the matrix' length outside the leading `count` directions: rounding, or
+        noise."""
         square = self.values.square()
         return math.sqrt(float(square[count:].sum() / square.sum().clamp(min=1e-300)))
 
     def noise(self, count: int) -> float:
-        """The root-mean-square entry of noise that leaves what is outside those directions."""
+        """The root-mean-square entry of a noise matrix that would leave as much outside the
+        leading `count` directions."""
         rest = self.values[count:]
         live = int((rest > 1e-3 * rest[:1]).sum())  # dead inputs and neurons hold none
         longer = max(len(self.left), self.right.shape[1]) - count
@@ -47,6 +49,7 @@ class Decomposition:
 
 
 def decompose(matrix: Tensor) -> Decomposition:
+    """The thin singular value decomposition of a matrix."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     return Decomposition(left=left, values=values, right=right)
 
@@ -82,9 +85,11 @@ def rounding_level(weights: Tensor, precision: float) -> float:
 
 
 def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum:
-    """The number of records: the widest gap among the singular values of the layer's change.
+    """The number of records: where the singular values of the first layer's change fall most, if
+    they fall clearly.
 
-    weights: what was rounded, relative to `precision`, when the change was stored.
+    weights: the stored weights whose rounding, relative to `precision`, is all that stands below
+    the gap.
     """
     if len(values) < 2:  # one input or neuron: no gap to see
         return Spectrum(values=values, count=len(values), gap=1.0, clear=False)
@@ -106,7 +111,8 @@ def count_records(values: Tensor, weights: Tensor, precision: float) -> Spectrum
 
 
 def count_in_noise(values: Tensor, gradient: Tensor, precision: float) -> Spectrum:
-    """As `count_records`; without a clear gap, what stands above the level of noise is counted."""
+    """As `count_records`; where noise hides the gap, the singular values above the level of
+    noise are counted."""
     spectrum = count_records(values, gradient, precision)
     if spectrum.clear:
         return spectrum
@@ -116,16 +122,18 @@ def count_in_noise(values: Tensor, gradient: Tensor, precision: float) -> Spectr
 
 
 def noise_precision(values: Tensor, weights: Tensor) -> float:
-    """The rounding that would leave as much noise in a change of these weights as its singular
-    values show, if they show none but noise at the end."""
+    """The relative rounding of `weights` that would leave as much noise in their change as its
+    smallest singular values show, if these are nothing but noise."""
     return noise_edge(values, weights.shape) / rounding_level(weights, 1.0)
 
 
 def noise_edge(values: Tensor, shape: tuple[int, ...] | torch.Size) -> float:
-    """The largest singular value that noise would have whose lowest singular values are these.
+    """The largest singular value that pure noise would have, judged by the smallest quarter of the
+    singular values.
 
-    The lowest quarter of the spectrum is taken for noise; its mean square against that of the
-    lowest quarter of a square-root law between the edges |sqrt(w) -+ sqrt(d)| sets the scale.
+    The singular values of a w x d noise matrix are taken to follow a square-root law between
+    |sqrt(w) - sqrt(d)| and sqrt(w) + sqrt(d), times the noise's scale. The smallest quarter,
+    against the same quarter of that law, tells the scale.
     """
     rows, columns = sorted(shape)
     low, high = math.sqrt(columns) - math.sqrt(rows), math.sqrt(columns) + math.sqrt(rows)
@@ -188,12 +196,14 @@ BLENDS = "may be blends of several, which the layer would not have told apart; g
 
 
 def told_apart(first: Tensor, inputs: Tensor) -> Tensor:
-    """k, bool: inputs (k x d) that fire other neurons of `first` (w x (d+1)) at other sizes.
+    """Whether each of k inputs (k x d) would fire other neurons of `first` (w x (d+1)) at another
+    size: k, bool.
 
     Records that fire the same neurons and are taught the same are added up by every layer: their
-    blend explains the weights as well as they do, and counts as one. Inputs that are large against
-    the biases (tables that were not scaled) often fire the same neurons at any size. So where the
-    number of records is not told, a candidate stands for a record only if other sizes fire others.
+    blend explains the weights as well as they do, and is counted as one record. Where inputs are
+    large against the biases, as in tables that were not scaled, an input often fires the same
+    neurons at any size, and so do blends. So where the number of records is not told, a candidate
+    stands for a single record only if other sizes would fire other neurons.
     """
     along = inputs @ first[:, :-1].T
     fired = along + first[:, -1] > 0

@@ -1,9 +1,9 @@
-"""How far the records of a batch may be off, told without the truth.
+"""How far the recovered records of a batch may be off, told without the truth.
 
-A record of a piecewise linear layer is the least-squares solution of its own equations. What they
+A record of a piecewise linear layer solves a least-squares problem of its own. What its equations
 leave over is their noise, and their Gram matrix says how far such noise moves the solution: without
-end where records fire the same neurons, since the layer cannot tell these from their mixtures.
-Noise of the gradient outside the records' span comes on top.
+limit where two records fire the same neurons, since the layer cannot tell these from their
+mixtures. Noise of the gradient outside the records' span is added.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ def graph_errors(
 def dual_errors(
     spaces: Spaces, found: Found, records: Tensor, leak: float, bias: bool, noise: Tensor
 ) -> Tensor:
-    """n: squared errors of records (n x (d+1)) that follow from all duals together: a dual that is
-    off by a share of another one mixes so much of its own record into that one's. noise: n x n, as
-    above, of the frame of duals."""
+    """n: squared errors of records (n x (d+1)) that follow from all n duals together.
+
+    Where a dual contains a share of another record's dual, its record contains the same share of
+    that record. noise: n x n, the squared length that noise has in each direction of the frame of
+    duals.
+    """
     slope, sure = slopes(found.y @ spaces.t.T, leak, 1e-3)
     duals = found.z
     own = torch.linalg.pinv(duals.T)  # n x n: row i times the core is record i
@@ -82,15 +85,17 @@ def solution_noise(
 
 
 def unit_of(records: Tensor, bias: bool, along: Tensor | None = None) -> Tensor:
-    """What a record (rows of d+1, or one) is divided by: its last entry, which a bias makes 1, or
-    else its length; `along` a record of unit length, for small changes of that one."""
+    """The number that a record (a row of d+1, or several) is divided by to fix its scale: the
+    entry of the bias, which has to become 1, or the record's length where the layer has no bias.
+    along: a unit vector to measure the length along instead, for small changes of that record."""
     if bias:
         return records[..., -1]
     return records.norm(dim=-1) if along is None else records @ along
 
 
 def upright(records: Tensor, bias: bool) -> Tensor:
-    """With the bias' 1 as last entry, or without one of unit length."""
+    """Records (rows of d+1) at their scale: the bias' entry 1, or length one where the layer has
+    no bias."""
     one = records[:, -1:] if bias else records.norm(dim=1, keepdim=True)
     scaled: Tensor = records / torch.where(one.abs() < 1e-12, 1e-12, one)
     return scaled
@@ -106,6 +111,7 @@ def outside_span(records: Tensor, shares: Tensor, noise: float, bias: bool) -> T
 
 
 def infinite_errors(found: Found) -> Tensor:
+    """Errors of records about whose exactness nothing is known."""
     return torch.full((len(found),), torch.inf, dtype=torch.float64)
 
 

@@ -25,7 +25,8 @@ from remnant.solvers.numerics import complement, distinct, least_squares
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What counts as arrived and as a record: more is borne behind a noisy gradient."""
+    """When a point has arrived near a record, and when its equations hold; a noisy gradient
+    needs larger ones."""
 
     arrived: float = TOLERANCES.arrived  # gap of a point
     residual: float = TOLERANCES.exact  # of a record's equations, relative
@@ -49,6 +50,7 @@ class Pairs:
 
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
+    """The rows of several sets of pairs as one."""
     return Pairs(
         outer=torch.cat([part.outer for part in parts]),
         inner=torch.cat([part.inner for part in parts]),
@@ -122,7 +124,8 @@ def arrivals(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unfound:
-    """The frames that the records found have left, and iterates that have not arrived yet."""
+    """The state of the search: the frames without the records found, iterates that have not
+    arrived, and how often beginning with new ones brought nothing."""
 
     frames: Frames
     iterates: Iterates | None = None
@@ -132,8 +135,8 @@ class Unfound:
 def search_graph(
     whole: Frames, leak: float, search: Search, limits: Limits, generator: torch.Generator
 ) -> tuple[Found, list[float]]:
-    """Records, one after the other, until the frames are empty or patience is at its end; and their
-    number after each round."""
+    """Records, found one after the other until none is left or `patience` rounds bring nothing;
+    and their number after each."""
 
     def once(found: Found, unfound: Unfound, barren: int) -> tuple[Found, Unfound]:
         frames = unfound.frames
@@ -168,6 +171,7 @@ def search_graph(
 
 
 def restored(kept: dict[str, Any]) -> Unfound:
+    """That state from what an interrupted run kept of it."""
     iterates = kept["iterates"]
     return Unfound(
         frames=Frames(**kept["frames"]),
@@ -202,10 +206,9 @@ def solve_both(frames: Frames, points: Tensor, leak: float) -> tuple[Pairs, Pair
 
 
 def solve_features(frames: Frames, y: Tensor, leak: float, *, passes: int = 4) -> Pairs:
-    """Exact features near y (k x r); the residual is that of f(t) over all neurons.
-
-    A solution whose signs are not those it was solved with is solved again with its own.
-    """
+    """Exact features near points y (k x r), solved with the signs that the points have; where
+    the solution has other signs it is solved again with these, `passes` times at most. The
+    residual is that of f(t) over all neurons."""
     for _ in range(passes):
         t = y @ frames.t.T
         slope, sure = slopes(t, leak, 0.02)
@@ -238,10 +241,8 @@ def in_whole(whole: Frames, frames: Frames, features: Pairs, duals: Pairs) -> Fo
 
 
 def settle(frames: Frames, found: Found, leak: float) -> Found:
-    """The found records once more, each on its own in the frames of all records.
-
-    In shrunken frames a record carries what was wrong with those before it; here it does not.
-    """
+    """The found records solved for once more, each by itself in the frames of all records: in
+    frames that were shrunk a record carries the errors of those found before it."""
     if not len(found):
         return found
     return in_whole(frames, frames, *solve_both(frames, found.y @ frames.t.T, leak))
@@ -300,7 +301,8 @@ def search_signals(
 
 
 def add_last(found: Found, whole: Spaces, leak: float, limits: Limits) -> Found:
-    """The only record left has the only direction left, of either sign; its dual follows."""
+    """The last record without a search: one direction is left for its dual, of either sign, and
+    its point follows."""
     only = leave_out(whole, found.z).t[:, :1].T
     n = whole.a.shape[1]
     for t in (only, -only):

@@ -1,11 +1,11 @@
 """Which recovered records are right, told without the truth.
 
-If all n duals are determined by their exact zeros (`zeros`), the records follow from them by a
-linear solve. Then three witnesses have to agree: the record, its dual (neurons that it leaves
-silent must not have learned from it, neurons that it fires must have), and the point that the
-search found from the *next* layer's change, which has to contain what the record fires. If some
-duals are missing, records are estimates from the next layer alone, and the dual, which comes from
-the first, has to agree with each more closely.
+If all n duals are determined by their exact zeros (`zeros_of`), the records follow from them by a
+linear solve. Then three witnesses have to agree: the record; its dual, since neurons that the
+record leaves silent must have learned nothing from it and neurons that it fires must have; and the
+point that the search found from the *next* layer's change, which has to contain the features that
+the record fires. If some duals are missing, records are estimates from the next layer alone, and
+the dual, which comes from the first layer, has to agree with each more closely.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from remnant.solvers.numerics import damped_cholesky
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Certificate:
-    """One figure a record (k each)."""
+    """The checks of k records: one entry each, but for `exact` and `residual`, which are of all
+    together."""
 
     zero_but_firing: Tensor  # share of its dual's zeros that the record fires
     silent_but_active: Tensor  # share of its silent neurons that the dual moves
@@ -38,7 +39,8 @@ class Certificate:
 def certify(
     problem: Problem, records: Tensor, z: Tensor, points: Tensor, error: Tensor | None = None
 ) -> Certificate:
-    """Of records (k x (d+1), the last entry 1) with duals z and points (k x n each).
+    """Checks records (k x (d+1), the last entry 1) against their duals z and the points of the
+    search (both k x n).
 
     error: k, the squared errors to expect of records that are estimates; None if all n duals were
     found and the records follow from them.
@@ -86,10 +88,11 @@ def certify(
 
 
 def unexplained(problem: Problem, y: Tensor, silent: Tensor) -> float:
-    """The share of the first layer's change that records y (n x n) leave unexplained.
+    """The share of the first layer's change that records y (n x n) cannot explain.
 
-    Duals are refitted to the change with the records alone, and may not move `silent` (n x w)
-    neurons, which learned nothing: what they would have to move there is what is not explained.
+    Their duals are solved for again from the change, with the neurons that each record leaves
+    silent (`silent`, n x w) held at zero, since those learned nothing from it. What then remains is
+    unexplained.
     """
     change = problem.span.left * problem.span.scale  # w x n, in the span
     duals = torch.linalg.solve(y.T, change.T)
@@ -98,11 +101,11 @@ def unexplained(problem: Problem, y: Tensor, silent: Tensor) -> float:
 
 
 def foreign_features(problem: Problem, y: Tensor) -> Tensor | None:
-    """k: the share of the features of records y (k x n) that the next layer's change lacks, or None
-    if that is the output layer.
+    """How much of each record's features the next layer's change lacks (k), or None if that layer
+    is the output layer.
 
-    Its weak directions count as hardly contained. The unit is the median of what blends lack, each
-    of a record and the next one: a point that is no record lacks about as much.
+    Features in a direction in which the change is weak count as lacking. The unit is the median of
+    what blends of two neighbouring records lack: a point that is no record lacks about as much.
     """
     if problem.signals is not None:
         return None
@@ -116,8 +119,8 @@ def foreign_features(problem: Problem, y: Tensor) -> Tensor | None:
 
 
 def odd_features(foreign: Tensor) -> Tensor:
-    """k, bool: records that lack too much (`foreign`, k): far more than the others and more than
-    records do, or half of what blends of two lack."""
+    """k, bool: records whose features the change lacks far more than those of the other records,
+    and more than records ever do; or half as much as those of blends of two."""
     if not len(foreign):
         return foreign > 0
     usual = TOLERANCES.odd * float(foreign.median())
@@ -125,7 +128,8 @@ def odd_features(foreign: Tensor) -> Tensor:
 
 
 def distance_to_points(problem: Problem, y: Tensor, points: Tensor) -> Tensor:
-    """k: squared distance of records and points (both k x n), over the records' spread."""
+    """k: squared distances between records and the points that the search found for them (both k
+    x n), in units of the records' spread."""
     last = problem.span.right[:, -1]
     scaled = points / (points @ last)[:, None]
     return (y - scaled).square().sum(1) / spread_of(y)
@@ -156,7 +160,8 @@ def squared_errors(problem: Problem, records: Tensor, z: Tensor, zeros: Zeros) -
 
 
 def mixtures(problem: Problem, own: Tensor, z: Tensor, zeros: Zeros) -> Tensor:
-    """n x n: the variance of the share of record j that is mixed into record i."""
+    """n x n: the variance of the share of record j that may be mixed into record i, by what its
+    zeros leave open."""
     left = problem.span.left
     zero = zeros_below(problem, z, problem.zero)
     noise = problem.noise * (z / problem.span.scale).norm(dim=1)  # on a neuron, if it is even
@@ -176,6 +181,6 @@ def mixtures(problem: Problem, own: Tensor, z: Tensor, zeros: Zeros) -> Tensor:
 
 
 def at_least_usual(error: Tensor) -> Tensor:
-    """k: squared errors (k) of estimates as they are stated. Those that came out small by chance
-    are not much smaller than the others', so none is stated below `safety` times the median."""
+    """The squared errors (k) that are stated of estimates: an error that came out small by
+    chance is raised, so that none is below `safety` times the median."""
     return error.clamp(min=TOLERANCES.safety * float(error.median())) if len(error) else error

@@ -31,7 +31,8 @@ from remnant.solvers.spans import count_in_noise
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """Nothing depends on the clock, so a seed decides the result."""
+    """What the search spends, and when records and masks are believed. Nothing depends on the
+    clock, so a seed decides."""
 
     starts: int = 48  # points searched for at a time: more of them share a product
     iterations: int = 2000  # of reflections in a round
@@ -66,7 +67,8 @@ class Dropped(Graph):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Points:
-    """Records by coordinates: y (k x n) in the frame of t, fires (k x w): what was not dropped."""
+    """Records as coordinates y (k x n) in the frame of pre-activations, and which neurons gave
+    their features (`fires`, k x w: firing and not dropped)."""
 
     y: Tensor
     fires: Tensor
@@ -88,7 +90,8 @@ def recover_dropped(
     count: int | None = None,
     settings: Tolerances | None = None,
 ) -> BatchRecovery | None:
-    """The records; None where this network, with a bias and a hidden layer after it, is another."""
+    """All records of the batch; None where this solver does not apply: it needs a bias and a
+    second hidden layer."""
     settings = settings or Tolerances()
     _, values, right = torch.linalg.svd(layers.first_gradient, full_matrices=False)
     spectrum = count_in_noise(values, layers.first_gradient, layers.precision)

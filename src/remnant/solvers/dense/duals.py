@@ -27,8 +27,11 @@ from remnant.solvers.numerics import damped_cholesky, eigenvectors, least_square
 
 
 def silent_neurons(margin: Tensor, count: int) -> Tensor:
-    """k x w of 0 and 1: neurons with a negative margin (k x w), or as many of the smallest margins
-    as fix the dual of one of `count` records."""
+    """k x w of 0 and 1: the neurons taken for silent on a record, from their margins (k x w).
+
+    Those with a negative margin; where these are too few to fix one of `count` records' duals, as
+    many of the smallest margins as are needed.
+    """
     enough = min(margin.shape[1], int(1.5 * count) + 4)
     least = margin.sort(1).values[:, enough - 1 : enough]
     return (margin <= least.clamp(min=0)).double()
@@ -161,6 +164,7 @@ def determined(problem: Problem, z: Tensor, where: Tensor | None = None) -> Tens
 
 
 def determined_by(problem: Problem, zeros: Zeros) -> Tensor:
+    """k, bool: whether these zeros determine their duals up to scale."""
     # Any vector can have n - 1 zeros, and as many again as entries happen to fall below `zero`.
     spare = 3 * TOLERANCES.spared + problem.zero * len(problem.start)
     least = max(TOLERANCES.second, 30 * problem.zero**2)
@@ -181,8 +185,9 @@ def fit_to_zeros(
 
 
 def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
-    """The null vector of each dual's entries `below`, where they are more than a generic vector has
-    and that is nearly the dual itself; else the dual."""
+    """Each dual (k x n) replaced by the null vector of its entries below `below`, if these are
+    more than any vector of the space can have and the null vector is nearly the dual; other
+    duals stay as they are."""
     left, fitted = problem.span.left, z.clone()
     zeros = zeros_below(problem, z, below)
     enough = zeros.double().mean(1) > problem.count / len(left) + 0.01
@@ -196,5 +201,6 @@ def refit_on_zeros(problem: Problem, z: Tensor, below: float) -> Tensor:
 
 
 def zeros_below(problem: Problem, z: Tensor, below: float) -> Tensor:
-    """k x w, bool: where duals (k x n) vanish."""
+    """k x w, bool: the neurons on which duals (k x n) are below that share of their
+    root-mean-square."""
     return (z @ problem.span.left.T).abs() < below

@@ -45,12 +45,14 @@ class Recovery:
 
     @property
     def rounds(self) -> int:
+        """How many rounds the search took."""
         return len(self.found) - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """Records x~ (k x (d+1)) of what was found, their squared errors if inexact, and the proof."""
+    """What a search found, as records x~ (k x (d+1)), their squared errors where they are
+    estimates (None where exact), and the checks that they passed."""
 
     found: Found
     inputs: Tensor
@@ -59,13 +61,16 @@ class Answer:
 
     @property
     def worth(self) -> tuple[bool, int]:
+        """By which one answer is better than another: exact before estimated, then the number of
+        records that passed."""
         return self.proof.exact, int(self.proof.passed.sum())
 
 
 def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> Recovery:
     """All records that the search finds, each with its certificate.
 
-    Records that contradict their duals are searched for anew; if that ends worse, it is forgotten.
+    Records that contradict their duals are taken out and searched for again; the best of the
+    answers is kept.
     """
     known, series = nothing_found(problem.count), [0.0]
     best: Answer | None = None
@@ -115,7 +120,7 @@ def recover_smooth(problem: SmoothProblem, search: Search, generator: torch.Gene
 
 
 def answered(problem: Problem, found: Found) -> Answer:
-    """What was found as records, each judged without the truth."""
+    """The records that follow from what was found, with the checks of each."""
     inputs, error = finish(problem, found)
     proof = certify(problem, inputs, found.z, found.y, error)
     return Answer(found=found, inputs=inputs, error=error, proof=proof)
@@ -140,7 +145,8 @@ def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
 
 
 def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:
-    """Points y (k x n) once more, each in the space that the other records' duals leave to it."""
+    """Points y (k x n) solved for once more, each in the space that is left to it by the other
+    records' duals."""
     rows, penalty = found.z / problem.span.scale, problem.penalty(exponent)
     rest, own = complement(rows, problem.count), torch.linalg.pinv(rows).T
     points = []

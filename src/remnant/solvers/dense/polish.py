@@ -85,7 +85,8 @@ def final_outputs(training: Training, y: Tensor) -> Tensor:
 
 
 def likely_labels(outputs: Tensor, read: Tensor | None) -> list[Tensor]:
-    """What the final model says of the records that it was fitted to, and what duals say."""
+    """Guesses of the records' labels, the likelier first: what the released model says of them,
+    then what their duals say."""
     if outputs.shape[1] == 1:
         return [(outputs[:, 0] > 0).long()]
     said = outputs.argmax(1)
@@ -144,8 +145,9 @@ class Polished:
 
     @property
     def error(self) -> float:
-        """The squared error to expect at most. Steps halve it, so the last one bounds it; and the
-        worst record's, in spreads, was 1.5 to 30 times the squared gap where it was measured."""
+        """The squared error of a record to expect at most, in spreads: the last step, since each
+        step halves the error; and a multiple of the squared gap, which the worst record's error
+        stayed below in all measured runs."""
         return TOLERANCES.safety * self.fit.gap**2 * spread_of(self.y) + self.moved
 
 
@@ -226,8 +228,8 @@ def tries(layers: Layers, recipe: GradientDescent) -> Iterator[tuple[GradientDes
 
 
 def moved(layers: Layers, best: Polished, recipe: GradientDescent, exactness: float) -> Polished:
-    """One step of the points along the recipe's path, and the recipe that then fits best; with
-    another number of steps if the gap falls slowly."""
+    """One step of the points along the path of the recipe, and the recipe that fits best
+    afterwards; its number of steps is tried anew only where the gap falls slowly."""
     path = path_of(layers.training, best.y, recipe, layers.budget)
     y = fit_points(layers, path, best.y, exactness)
     fit = fit_recipe(layers.training, y, recipe, layers.budget)

@@ -196,11 +196,11 @@ def onto(rows: Tensor, frame: Tensor) -> Tensor:
 
 
 def turned_away(rows: Tensor, found: Tensor, cosine: float, *, turns: int = 3) -> Tensor:
-    """Rows (k x r) moved little, so that they have at most that cosine with those found (f x r) and
-    with the rows before them.
+    """Rows (k x r), moved as little as possible so that none has a larger cosine than `cosine` with
+    a row found (f x r) or a row before it.
 
-    Each turn moves a row to the nearest that has this cosine with the one it is closest to; a few
-    turns do not quite free a row that is close to several.
+    A turn moves a row to the nearest one at that cosine from the row it is closest to. After
+    `turns` of them a row that is close to several may still be slightly too close.
     """
     for _ in range(turns if len(rows) else 0):
         unit = normalize(rows, dim=1).nan_to_num()  # a row that is lost turns no other

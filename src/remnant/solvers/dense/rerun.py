@@ -1,9 +1,10 @@
 """The training between two checkpoints, run again from recovered records.
 
-Full-batch descent with momentum is told by three numbers: step, momentum and number of steps. Where
-a run with some of them and the recovered records ends at the released weights, that is how the
-model was trained; and how far it ends from them says how far the records are off. Before the
-continuum the three are hardly told apart, so any that fit well give nearly the same path.
+Full-batch descent with momentum has three numbers: step size, momentum and number of steps. If a
+run with some choice of them on the recovered records ends at the released weights, the model was
+trained so, and the distance at which it ends says how far the records are off. Where steps are
+small the three hardly matter one by one: many choices take nearly the same path, and any that fits
+will do.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def run_again(
 
 
 def travelled(momentum: float, steps: int) -> float:
-    """How far a weight moves whose gradient is 1 in every step, over the step size."""
+    """How far a weight moves whose gradient is 1 in every step, in units of the step size."""
     return math.fsum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
 
 
@@ -170,7 +171,8 @@ def fit_recipe(
 
 
 def with_steps(recipe: GradientDescent, steps: int) -> GradientDescent:
-    """The recipe that takes nearly the same path in another number of steps."""
+    """A recipe that takes nearly the same path in another number of steps: the same momentum in
+    time, the same way in all."""
     momentum = max(0.0, 1 - (1 - recipe.momentum) * recipe.steps / steps)
     time = recipe.lr * travelled(recipe.momentum, recipe.steps)
     return replace(recipe, steps=steps, momentum=momentum, lr=time / travelled(momentum, steps))
@@ -185,8 +187,8 @@ def fit_steps(
     *,
     clearer: float = 0.05,
 ) -> Fit:
-    """The number of steps too: up or down by each stride in turn, while the gap falls by the share
-    `clearer`."""
+    """The recipe with the best number of steps: changed up or down by each stride in turn, as
+    long as the distance from the released weights falls by at least the share `clearer`."""
     for stride in strides:
         better: Fit | None = best
         while better is not None and budget.steps > 0:

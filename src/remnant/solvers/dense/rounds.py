@@ -51,7 +51,7 @@ class Found:
 
 
 def nothing_found(count: int) -> Found:
-    """Of a search for that many records."""
+    """The start of a search for `count` records."""
     none = torch.zeros(0, count, dtype=torch.float64)
     return Found(y=none, z=none, residual=none[:, 0])
 

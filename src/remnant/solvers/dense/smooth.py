@@ -193,9 +193,12 @@ def likely_sizes(
     largest: float = 40.0,
     like: tuple[float, float] = (0.6, 1.0),
 ) -> Tensor:
-    """Root-mean-squares of t to start from: those of points found (k x n) times a factor of the
-    range `like`; before one is, from the least that t can have up to `largest` times that. A start
-    of half to 1.1 times the right size finds a record."""
+    """Root-mean-square pre-activations to start from, `count` of them.
+
+    Once points are found (k x n): theirs, times a factor of the range `like`. Before: from the
+    least size that t can have up to `largest` times that. A start at half to 1.1 times the right
+    size finds a record.
+    """
     draw, which = torch.rand(2, count, generator=generator, dtype=torch.float64)
     if not len(found):
         across = torch.linalg.solve(problem.start.T @ problem.start, problem.last)
@@ -239,15 +242,16 @@ def on_sphere(problem: SmoothProblem, frame: Tensor, u: Tensor, *, steps: int = 
 
 
 def without_odd(found: Found, two_sided: bool) -> Found:
-    """Records between two checkpoints leave similar shares outside; a point that stopped short of
-    one leaves far more."""
+    """The points found without those that stopped short of a record: records between two
+    checkpoints leave similar shares of their features outside the change, such a point leaves
+    far more."""
     if two_sided or not len(found):
         return found
     return found.take(found.residual <= TOLERANCES.odd * found.residual.median())
 
 
 def new_points(problem: SmoothProblem, y: Tensor, known: Tensor) -> list[int]:
-    """Indices of rows y (k x n), earlier ones first, that are neither known nor twice there."""
+    """Indices of rows y (k x n) that are neither known nor repeated; of two alike the earlier."""
     kept: list[int] = []
     spread = (y @ problem.start.T).norm(dim=1)
     for i in range(len(y)):
