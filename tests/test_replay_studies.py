@@ -51,7 +51,7 @@ def test_the_classifier_is_good_and_its_divergence_knows_classes_apart():
 def test_a_loss_tells_the_model_that_was_trained_on_the_record():
     overfit = replace(TOY, records=10, epochs=40, targets=6)
     scene = make_released(overfit, FACTORS["default"], load("digits"), 0)
-    assert studies.loss_auc(scene) > 0.8
+    assert studies.about_training(scene)["loss_auc"] > 0.8
 
 
 def test_factors_become_recipes_and_scenes_do_not_overlap():

@@ -80,6 +80,18 @@ TINY = {
     "informed-shadows": INFORMED | {"counts": (20, 40), "methods": ("ridge",)},
     "informed-batch": INFORMED
     | {"lr": [0.05], "order": ["known", "unknown"], "batch_size": [10], "methods": ("ridge",)},
+    "informed-paper": INFORMED
+    | {"counts": (20,), "methods": ("ridge", "reconn of the paper"), "reconn_epochs": 1}
+    | {"data": "digits"},
+    "informed-images": INFORMED
+    | {"methods": ("transposed",), "reconn_epochs": 1, "critic_width": 2, "data": "mnist"},
+    "informed-starts": INFORMED | {"lr momentum": [(0.05, 0.9)], "data": "digits"},
+    "informed-width": INFORMED
+    | {"factor width": [("default", 4), ("second layer only", 4)], "data": "digits"},
+    "informed-optimiser": INFORMED | {"records": [20], "more_epochs": [1.0], "data": "mnist"},
+    "informed-transfer": INFORMED | {"counts": (10,), "reconn_epochs": 1, "data": "digits"},
+    "informed-pool": {"bins": 4, "records": 30, "shadows": 40, "targets": 5, "data": "digits"},
+    "informed-membership": INFORMED | {"models": 8, "data": "digits"},
     "kkt-headline": TOY | {"records": 4, "loss": ["ce"]},
     "kkt-convolutions": TOY | {"records": 4, "kernel": [3], "channels": [2], "weight_decay": 0.05},
     "kkt-grid": TOY | {"width": [24], "records": [4], "loss": ["ce"]},
@@ -114,6 +126,10 @@ ROWS_PER_CELL = {
     "onion": 2,
     "informed-factors": 2,
     "informed-shadows": 2,
+    "informed-paper": 4,
+    "informed-transfer": 3,
+    "informed-pool": 4,
+    "informed-membership": 2,
     "kkt-exposure": 5,
 }
 

@@ -43,6 +43,14 @@ SUMMARIES = {
     "informed-cnn": "001, Table II for the convolutional network on cifar10",
     "informed-shadows": "001, Figure 5c: error against the number of shadow models",
     "informed-batch": "001, Figure 7: error against the batch size",
+    "informed-paper": "001, Figure 5c at its own size: 10,000 known records",
+    "informed-images": "001, Figures 1, 14, 24: the transposed reconstructor, images drawn",
+    "informed-starts": "001, Table III: rate, momentum, the start of training known or not",
+    "informed-width": "001, Table IV: width of the released model",
+    "informed-optimiser": "001, Table X: optimiser, fixed set, epochs, beside membership",
+    "informed-transfer": "001, Figure 12: a reconstructor tuned for another fixed set",
+    "informed-pool": "001, Figure 3: how far targets are from the records that were known",
+    "informed-membership": "001, Figure 11: membership where the start is known or not",
     "kkt-headline": "003, Figures 1 and 2; 004, Figure 2: 500 images, and the best fifty",
     "kkt-convolutions": "004, Figures 6, 15, 16: kernel size and channels of a convolution",
     "kkt-grid": "004, Figure 7: records back from final weights, width against their number",
@@ -55,7 +63,7 @@ SUMMARIES = {
     "ntk-grid": "000, Figures 1, 2 and 5: width against records, the exact attack",
     "onion": "000, Figures 6 and 21: remove the most exposed records, train again, attack again",
 }
-CHANGED = ("data", "task", "records", "width", "loss", "weight_decay", "init")
+CHANGED = ("data", "task", "records", "width", "shadows", "targets", "loss", "weight_decay", "init")
 FILES = ("table.csv", "figure.png", "sheet.png", "rows.jsonl", "run.json")
 
 
@@ -74,6 +82,11 @@ def add(verbs: Any) -> None:
         changed.add_argument("--task", metavar="TASK", type=commas, help=words)
         changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
         changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
+        if name.startswith(("informed-", "private-")):
+            words = "models that the reconstructor learns from"
+            changed.add_argument("--shadows", metavar="K", type=numbers, help=words)
+            words = "unknown records, each with a released model"
+            changed.add_argument("--targets", metavar="K", type=numbers, help=words)
         if name.startswith("kkt-"):
             add_targets(changed)
         changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")

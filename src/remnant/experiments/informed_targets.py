@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from remnant.experiments.targets import dense, draw_parts
 from remnant.models import build
 from remnant.scoring.criteria import mse_each
+from remnant.scoring.lpips import LPIPS, installed_weights, load_lpips
 from remnant.seeds import generator_for
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
@@ -20,9 +22,10 @@ from remnant.solvers.replay.problem import ReplaySettings
 from remnant.solvers.replay.run import Observation
 from remnant.solvers.replay.solve import Replayed, class_starts, replay
 from remnant.sweep.table import Row
-from remnant.training import SGD, Adam, GradientDescent
+from remnant.training import SGD, Adam, GradientDescent, train
 from remnant.training.fleet import SharedRun, share, train_fleet
 from remnant.training.recipes import FixedStep
+from remnant.training.shadows import Fleet, trained
 from remnant.types import Examples, Scaling, Weights
 
 
@@ -30,7 +33,9 @@ from remnant.types import Examples, Scaling, Weights
 class Factor:
     """What is unlike the default in a row of Tables II and V. None = as the sizes say.
 
-    convolutions: in front of the dense layers. options: of the model, its activation.
+    convolutions: in front of the dense layers. options: of the model, its activation. strangers:
+    public records are of classes that no target has. pretrained: epochs of training on as many
+    other records, before the run that the adversary sees from its start.
     """
 
     fixed: int | None = None
@@ -46,6 +51,8 @@ class Factor:
     initial_known: bool = True
     batch_size: int | None = None
     order_known: bool = True
+    strangers: bool = False
+    pretrained: int = 0
 
 
 FACTORS: Mapping[str, Factor] = {
@@ -72,6 +79,8 @@ FACTORS: Mapping[str, Factor] = {
     "black box": Factor(probes=200),
     "batches, known order": Factor(batch_size=128, lr=0.01, momentum=0.0),
     "batches, unknown order": Factor(batch_size=128, lr=0.01, momentum=0.0, order_known=False),
+    "shadows of other classes": Factor(strangers=True),
+    "pretrained start": Factor(pretrained=100),
 }
 _cnn = partial(Factor, convolutions="c16k4s2-c32k4", lr=0.01)
 CNN_FACTORS: Mapping[str, Factor] = {
@@ -99,17 +108,22 @@ class InformedSizes:
     epochs: int = 50
     evaluations: int = 80  # of replay
     reconn_epochs: int = 30
+    critic_width: int = 64
     classifier_epochs: int = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Released:
-    """Released models (k x shape each), their targets, and what the adversary may use."""
+    """Released models (k x shape each), their targets, and what the adversary may use.
+
+    rest: records of no other part.
+    """
 
     factor: Factor
     fixed: Examples
     targets: Examples
     public: Examples
+    rest: Examples
     text: str  # of the model
     model: nn.Module
     recipe: FixedStep
@@ -137,18 +151,41 @@ def recipe_of(factor: Factor, epochs: int, records: int) -> FixedStep:
 def make_released(sizes: InformedSizes, factor: Factor, examples: Examples, seed: int) -> Released:
     """Split the data and train one released model for each target."""
     n = factor.fixed or sizes.records
-    targets, fixed, public = draw_parts(examples, seed, sizes.targets, n, sizes.shadows)
+    targets, fixed, rest = draw_parts(examples, seed, sizes.targets, n, len(examples))
+    if factor.strangers:
+        rest = rest.take((~torch.isin(rest.labels, targets.labels)).nonzero().flatten())
+    public = rest.take(range(min(sizes.shadows, len(rest))))
+    rest = rest.take(range(len(public), len(rest)))
     text = model_text(examples, factor, sizes.width)
     model = build(text, generator=generator_for(seed, "weights"))
-    recipe = recipe_of(factor, sizes.epochs, n + 1)
+    if factor.pretrained:
+        before, recipe = (
+            rest.take(range(min(n, len(rest)))),
+            recipe_of(factor, factor.pretrained, n),
+        )
+        generator = generator_for(seed, "pretraining")
+        model = train(model, before, recipe, scaling=Scaling(), generator=generator).model
+    scene = Released(
+        factor=factor, fixed=fixed, targets=targets, public=public, rest=rest, text=text,
+        model=model, recipe=recipe_of(factor, sizes.epochs, n + 1), released={}, seed=seed,
+    )  # fmt: skip
+    return release(scene)
+
+
+def release(scene: Released) -> Released:
+    """The scene with a model trained for each target."""
     released = train_fleet(
-        model, fixed, targets.inputs, targets.labels, recipe,
-        scaling=Scaling(), generator=generator_for(seed, "order"),
+        scene.model, scene.fixed, scene.targets.inputs, scene.targets.labels, scene.recipe,
+        scaling=Scaling(), generator=generator_for(scene.seed, "order"),
     )  # fmt: skip
-    return Released(
-        factor=factor, fixed=fixed, targets=targets, public=public, text=text, model=model,
-        recipe=recipe, released=released, seed=seed,
-    )  # fmt: skip
+    return replace(scene, released=released)
+
+
+def on_other_records(scene: Released) -> Released:
+    """The same targets and public records with another fixed set, as large, that shares no record
+    with the first (Figure 12)."""
+    fixed = scene.rest.take(range(min(len(scene.fixed), len(scene.rest))))
+    return release(replace(scene, fixed=fixed))
 
 
 def some_of(scene: Released, rows: Tensor) -> Released:
@@ -173,20 +210,29 @@ def observation_of(scene: Released) -> Observation:
     return Observation(layers=scene.factor.layers, probes=probes)
 
 
+def starts_of(scene: Released, count: int, purpose: str) -> dict[str, Tensor]:
+    """Fresh starting weights for so many models, count x shape each."""
+    streams = [generator_for(scene.seed, f"{purpose} {k}") for k in range(count)]
+    each = [dict(build(scene.text, generator=one).named_parameters()) for one in streams]
+    return {name: torch.stack([w[name].detach() for w in each]) for name in each[0]}
+
+
 def train_shadows(scene: Released) -> dict[str, Tensor]:
     """One model for each public record; what is unknown of the run is drawn anew for each."""
-    factor, count = scene.factor, len(scene.public)
-    initial: dict[str, Tensor] | None = None
-    if not factor.initial_known:
-        streams = [generator_for(scene.seed, f"shadow weights {k}") for k in range(count)]
-        each = [dict(build(scene.text, generator=one).named_parameters()) for one in streams]
-        initial = {name: torch.stack([w[name].detach() for w in each]) for name in each[0]}
-    order: torch.Generator | list[torch.Generator] = generator_for(scene.seed, "order")
+    factor, public, count = scene.factor, scene.public, len(scene.public)
     if not factor.order_known:
         order = [generator_for(scene.seed, f"shadow order {k}") for k in range(count)]
-    return train_fleet(
-        scene.model, scene.fixed, scene.public.inputs, scene.public.labels, scene.recipe,
-        scaling=Scaling(), generator=order, initial=initial,
+        return train_fleet(
+            scene.model, scene.fixed, public.inputs, public.labels, scene.recipe,
+            scaling=Scaling(), generator=order,
+        )  # fmt: skip
+    initial = None if factor.initial_known else starts_of(scene, count, "shadow weights")
+    return trained(
+        Fleet(
+            model=scene.model, fixed=scene.fixed, inputs=public.inputs, labels=public.labels,
+            recipe=scene.recipe, scaling=Scaling(), initial=initial,
+            order_seed=generator_for(scene.seed, "order").initial_seed(),
+        )
     )  # fmt: skip
 
 
@@ -220,6 +266,14 @@ def by_replay(scene: Released, sizes: InformedSizes) -> tuple[Tensor, Row]:
     }
 
 
+class Way(Protocol):
+    """How a method learns the way back from so many shadow models."""
+
+    def __call__(
+        self, scene: Released, shadows: Weights, count: int, sizes: InformedSizes
+    ) -> tuple[Tensor, Row]: ...
+
+
 def by_ridge(
     scene: Released, shadows: Weights, count: int, sizes: InformedSizes
 ) -> tuple[Tensor, Row]:
@@ -231,18 +285,48 @@ def by_ridge(
     return guess.float().clamp(0, 1), {"labels_right": right}
 
 
-def by_reconn(
-    scene: Released, shadows: Weights, count: int, sizes: InformedSizes
-) -> tuple[Tensor, Row]:
+def by_network(
+    scene: Released, shadows: Weights, count: int, sizes: InformedSizes,
+    network: RecoNN, perceptual: bool = False,
+) -> tuple[Tensor, Row]:  # fmt: skip
+    """A reconstructor network. perceptual: with LPIPS in its loss, where the weights for it are
+    installed; the row says whether they were."""
     run, observation = assumed_run(scene), observation_of(scene)
+    look = lpips() if perceptual else None
     learned = fit_reconn(
         observation.seen(run, shadows)[:count],
         scene.public.inputs[:count],
-        RecoNN(epochs=sizes.reconn_epochs),
+        replace(network, epochs=sizes.reconn_epochs),
         generator=generator_for(scene.seed, "reconn"),
         labels=scene.public.labels[:count],
+        perceptual=None if look is None else lambda guess, truth: look(guess, truth).mean(),
     )
-    return learned(observation.seen(run, scene.released)).clamp(0, 1), {"loss": learned.losses[-1]}
+    row: Row = {"loss": learned.losses[-1]}
+    row |= {"perceptual": look is not None} if perceptual else {}
+    return learned(observation.seen(run, scene.released)).clamp(0, 1), row
 
 
-LEARNED = {"ridge": by_ridge, "reconn": by_reconn}
+def by_transposed(
+    scene: Released, shadows: Weights, count: int, sizes: InformedSizes
+) -> tuple[Tensor, Row]:
+    """The paper's network for images, on the shadows' principal components: all 55,000 weights
+    would make 226 million in its first layer."""
+    network = replace(
+        RecoNN.cifar(), components=min(1000, count - 1), critic_width=sizes.critic_width
+    )
+    return by_network(scene, shadows, count, sizes, network, perceptual=True)
+
+
+@lru_cache(maxsize=1)
+def lpips() -> LPIPS | None:
+    """None where the weights are not installed."""
+    return load_lpips() if installed_weights() else None
+
+
+by_reconn = partial(by_network, network=RecoNN())
+LEARNED: Mapping[str, Way] = {
+    "ridge": by_ridge,
+    "reconn": by_reconn,
+    "reconn of the paper": partial(by_network, network=RecoNN.paper()),
+    "transposed": by_transposed,
+}

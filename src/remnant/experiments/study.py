@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +23,7 @@ from remnant.progress import task
 from remnant.report.lines import Panel, Point, draw_lines, line_panels
 from remnant.store import Run
 from remnant.sweep.executors import run_tasks
+from remnant.sweep.fleets import spreading
 from remnant.sweep.grid import expand
 from remnant.sweep.table import FIGURE_FILE, TABLE_FILE, Row, as_csv, read_rows, write_rows
 from remnant.types import Examples
@@ -101,6 +103,8 @@ class Flags:
     task: tuple[str, ...] | None = None
     records: tuple[int, ...] | None = None
     width: tuple[int, ...] | None = None
+    shadows: tuple[int, ...] | None = None
+    targets: tuple[int, ...] | None = None
     loss: tuple[str, ...] | None = None
     weight_decay: tuple[float, ...] | None = None
     init: tuple[float, ...] | None = None
@@ -198,7 +202,8 @@ def run_study(
     held = read_rows(run)
     todo = [(varied, asked) for varied, asked in grid if not _of(varied, held)]
     shared, specs = (study.measure, data), [asked for _, asked in todo]
-    with task("cells", len(grid)) as step, store.keeping_states(run):
+    fleets = run.path / "fleets"  # what is trained of them survives a kill
+    with task("cells", len(grid)) as step, store.keeping_states(run), spreading(fleets, "jobs:1"):
         step(len(grid) - len(todo))
         for at, mine in run_tasks(_measure, specs, on=on, shared=shared):
             for name, body in (pair for row in mine for pair in row.pop("files", {}).items()):
@@ -206,6 +211,7 @@ def run_study(
             held += mine
             write_rows(run, held)
             store.forget_states(run)
+            shutil.rmtree(fleets, ignore_errors=True)
             step(note=" ".join(map(str, todo[at][0].values())))
     rows = [row for varied, _ in grid for row in _of(varied, held)]
     write_rows(run, rows)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -28,8 +29,8 @@ class RecoNN:
     evened: models may be brought to one length too, where that tells more; else every coordinate
     has zero mean and unit variance and no more, as in the paper. The rate rises over the first
     steps and falls to 0 along a cosine unless it is `constant`. critic: the weight of the patch
-    critic's term (0 = none), which learns with `critic_lr`. perceptual_weight: that of the
-    perceptual term, where one is given.
+    critic's term (0 = none), which learns with `critic_lr` and has `critic_width` channels first.
+    perceptual_weight: that of the perceptual term, where one is given.
     """
 
     network: Literal["dense", "transposed"] = "dense"
@@ -44,6 +45,7 @@ class RecoNN:
     weight_decay: float = 0.0
     critic: float = 0.0
     critic_lr: float = 1e-5
+    critic_width: int = 64
     perceptual_weight: float = 1.0
 
     @classmethod
@@ -100,13 +102,20 @@ def fit_reconn(
     generator: torch.Generator,
     labels: Tensor | None = None,
     perceptual: Perceptual | None = None,
+    start: NetworkReconstructor | None = None,
 ) -> NetworkReconstructor:
     """seen: s x q of the shadow models, inputs: s x shape, their records; labels, where given, help
-    to choose how what is seen is standardised."""
+    to choose how what is seen is standardised. start: one that was trained on other shadow models,
+    to go on from."""
     settings = settings or RecoNN()
     if len(seen) != len(inputs) or len(seen) < 2:
         got = f"{len(seen)} and {len(inputs)}"
         raise InputError(expected("reconn: models and records", "two or more of each", got))
+    if start is not None:
+        network = copy.deepcopy(start.network).train()
+        features = start.features(seen)
+        losses = descend(network, features, inputs.float(), settings, generator, perceptual)
+        return replace(start, network=network.eval(), losses=losses)
     shape = tuple(inputs.shape[1:])
     evened = settings.evened
     standard = best_standard(seen.float(), inputs, labels) if evened else Standard.of(seen.float())
@@ -115,7 +124,7 @@ def fit_reconn(
         basis = principal(features, settings.components)
         features = features @ basis
     if settings.network == "dense":
-        network: nn.Module = dense(features.shape[1], shape, width=settings.width)
+        network = dense(features.shape[1], shape, width=settings.width)
     else:
         network = transposed(features.shape[1], shape)
     losses = descend(initialise(network, generator), features, inputs.float(), settings, generator,
@@ -176,7 +185,7 @@ class Critic:
     ) -> None:
         if len(shape) != 3:
             raise InputError(expected("critic: shape", "c x h x w", shape))
-        self.network = initialise(patch_critic(shape[0]), generator)
+        self.network = initialise(patch_critic(shape[0], width=settings.critic_width), generator)
         self.steps = torch.optim.Adam(self.network.parameters(), lr=settings.critic_lr)
 
     def __call__(self, guess: Tensor, truth: Tensor) -> Tensor:
