@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from remnant.solvers.replay.ways import ReplaySettings
 from torch import Tensor
 
 from remnant.data import load
@@ -42,6 +41,7 @@ from remnant.experiments.informed_targets import (
     train_shadows,
 )
 from remnant.scoring.criteria import mse_each, oracle, order_statistics
+from remnant.solvers.replay.problem import ReplaySettings
 from remnant.types import Examples
 
 AT_ONCE = 5  # targets whose runs are replayed together

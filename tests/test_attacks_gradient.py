@@ -252,3 +252,16 @@ def test_a_known_norm_counts_behind_layers_that_pass_inputs_through():
     assert float(squared_l2(truth, found.inputs).min(1).values.sqrt().max()) < 0.3
     with pytest.raises(InputError, match="norm with preset exact: expected none"):
         Gradient(norm=1.0)
+
+
+def test_a_network_without_biases_that_fixes_the_size_is_not_called_up_to_scale():
+    x, y = load("digits").inputs[:3], torch.tensor([0, 1, 2])
+    reasons = {}
+    for activation in ("relu", "tanh"):
+        model = build(f"mlp:64-96-64-10:nobias:{activation}", generator=seeded(1))
+        known = Knowledge(gradient=capture(model, "ce", (x, y)), loss="ce")
+        target = Target(model=model, input_shape=(1, 8, 8), knowledge=known)
+        reasons[activation] = Gradient()(target, generator=seeded()).reason
+    assert "up to scale" in reasons["relu"]
+    assert "up to scale" not in reasons["tanh"]
+    assert "sign" in reasons["tanh"]

@@ -11,6 +11,8 @@ from remnant.data import load, split
 from remnant.errors import InputError
 from remnant.models import build, linearise
 from remnant.scoring import centred_correlation, squared_l2
+from remnant.solvers.descent.paper import SHARPENED, Descent
+from remnant.solvers.descent.projected import Projected
 from remnant.training import Adam, GradientDescent, solve_linearised, train
 from remnant.types import Knowledge, Scaling, Status, Target
 from seeding import seeded
@@ -59,6 +61,12 @@ def test_the_paper_preset_lowers_its_loss_and_proves_nothing():
     assert found.status is Status.INCONCLUSIVE
     assert len(found) == 16
     assert found.trace["loss"][-1] < found.trace["loss"][0]
+
+
+def test_the_words_of_help_have_the_steps_that_are_taken():
+    words = {f.name: f.metadata["help"] for f in dataclasses.fields(NTK) if f.metadata}
+    assert f"{SHARPENED.steps}; 000 takes {Descent().steps}" in words["steps"]
+    assert f"{Projected().steps}" in words["steps"]
 
 
 def test_projected_candidates_look_like_records():

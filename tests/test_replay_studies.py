@@ -14,6 +14,7 @@ from remnant.experiments.informed_targets import (
     InformedSizes,
     make_released,
     model_text,
+    on_other_records,
     some_of,
 )
 from remnant.experiments.study import cells
@@ -31,7 +32,7 @@ TOY = InformedSizes(
 
 def rows_of(name, **changes):
     study = studies.STUDIES[name]
-    toy = {key: getattr(TOY, key) for key in TOY.__dataclass_fields__}
+    toy = {key: getattr(TOY, key) for key in TOY.__dataclass_fields__ if key != "critic_width"}
     found = []
     for _, asked in cells(dict(study.settings) | toy | changes | {"seed": [0]}):
         rest = {key: value for key, value in asked.items() if key != "data"}
@@ -114,3 +115,44 @@ def test_shadows_and_batches_repeat_their_cells():
     assert [line.name for line in panel.lines] == [
         "ridge, order known", "ridge, order unknown", "oracle",
     ]  # fmt: skip
+
+
+def test_strangers_share_no_class_with_a_target_and_a_pretrained_start_is_no_fresh_one():
+    digits = load("digits")
+    apart = make_released(TOY, Factor(strangers=True), digits, 3)
+    assert not set(apart.public.labels.tolist()) & set(apart.targets.labels.tolist())
+    plain, begun = (make_released(TOY, Factor(pretrained=n), digits, 3) for n in (0, 30))
+    first, second = (next(scene.model.parameters()) for scene in (plain, begun))
+    assert begun.targets.ids == plain.targets.ids
+    assert not torch.equal(first, second)
+    right = [studies.about_training(scene)["test_accuracy"] for scene in (plain, begun)]
+    assert right[1] > right[0]
+
+
+def test_another_fixed_set_shares_no_record_and_keeps_the_targets():
+    scene = make_released(TOY, FACTORS["default"], load("digits"), 3)
+    other = on_other_records(scene)
+    assert not {*scene.fixed.ids} & {*other.fixed.ids}
+    assert (len(other.fixed), other.targets.ids) == (len(scene.fixed), scene.targets.ids)
+    assert any(not torch.equal(w, scene.released[n]) for n, w in other.released.items())
+
+
+def test_a_tuned_reconstructor_begins_where_the_first_ended():
+    rows = rows_of("informed-transfer", counts=(10,), reconn_epochs=3)
+    assert [(row["method"], row["shadows"]) for row in rows] == [
+        ("tuned", 0), ("tuned", 10), ("from scratch", 10),
+    ]  # fmt: skip
+    first, tuned, scratch = (row["mse"] for row in rows)
+    assert tuned < scratch
+    assert len({first, tuned, scratch}) == 3
+
+
+def test_a_shared_start_tells_members_and_the_bins_of_the_pool_hold_all_pairs():
+    rows = rows_of("informed-membership", models=10, epochs=20, records=20)
+    shared = [row["auc"] for row in rows if row["start"] == "shared"]
+    fresh = [row["auc"] for row in rows if row["start"] == "fresh"]
+    assert min(shared) > max(0.9, sum(fresh) / len(fresh))
+    pool = studies.STUDIES["informed-pool"]
+    bins = pool.measure(load("digits"), bins=6, targets=5, records=40, shadows=60, seed=0)
+    assert abs(sum(row["share"] for row in bins) - 1) < 1e-6
+    assert bins[0]["nearest"] < bins[0]["q0.01"] < bins[0]["q0.5"]

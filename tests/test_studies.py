@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
 from remnant.experiments import batches as gradients
+from remnant.experiments import informed_targets
 from remnant.experiments.paper_002 import digit_pair, measure_deep
 from remnant.experiments.studies import STUDIES
 from remnant.experiments.study import (
@@ -31,6 +33,7 @@ from remnant.report.lines import Point, draw_lines, line_panels
 from remnant.scoring import squared_l2
 from remnant.store import open_run
 from remnant.sweep.table import as_csv, read_rows
+from remnant.training.shadows import Fleet
 from remnant.types import Candidates, Stated, Status
 
 INFORMED = {"records": 30, "shadows": 40, "targets": 2, "epochs": 3, "evaluations": 6}
@@ -398,6 +401,34 @@ def command(*words):
     study.add(top.add_subparsers(parser_class=Parser))
     given = top.parse_args(["study", *words])
     return carry_out(given)
+
+
+def test_a_data_directory_is_refused_where_no_data_is_read(tmp_path):
+    with pytest.raises(InputError, match="--data-dir: expected none"):
+        command("gradient-dimension", "--quick", "--data-dir", str(tmp_path))
+
+
+def test_shadow_models_of_a_killed_study_are_not_trained_again(tmp_path, monkeypatch):
+    study, values = STUDIES["informed-paper"], tiny("informed-paper") | {"methods": ("ridge",)}
+    data, _ = study_data(values, None)
+    trained, original, ridge = [], Fleet.train, informed_targets.LEARNED["ridge"]
+
+    def counted(fleet, *part):
+        trained.append(part)
+        return original(fleet, *part)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fleet, "train", counted)
+    for way in (killed, ridge):
+        monkeypatch.setitem(informed_targets.LEARNED, "ridge", way)
+        run = open_run(tmp_path / "run", study_spec("informed-paper", values, data))
+        with nullcontext() if way is ridge else pytest.raises(KeyboardInterrupt):
+            run_study(study, values, data, run)
+        del run
+    assert len(trained) == 2  # once whole, once to check one chunk of what was kept
+    assert not (tmp_path / "run" / "fleets").exists()
 
 
 def test_the_command_prints_a_table_or_json_and_shows_a_finished_study_again(

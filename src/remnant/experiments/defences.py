@@ -292,7 +292,8 @@ def measure_informed(
         weights = {name: torch.stack([one[name] for one in each]) for name in trained}
         scene = Released(
             factor=Factor(order_known=kind != "mini-batches"), fixed=known, targets=targets,
-            public=known, text=text, model=model, recipe=recipe, released=weights, seed=seed,
+            public=known, rest=test, text=text, model=model, recipe=recipe, released=weights,
+            seed=seed,
         )  # fmt: skip
         guess, figures = by_replay(scene, InformedSizes(evaluations=sizes.evaluations))
         status = f"{figures['certified']} certified"
