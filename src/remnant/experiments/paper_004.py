@@ -31,9 +31,10 @@ from remnant.experiments.targets import (
 )
 from remnant.models import build
 from remnant.report.sheet import draw_sheet
-from remnant.scoring import papers_ssim, score
+from remnant.scoring import centred_correlation, papers_ssim, score
 from remnant.seeds import generator_for
 from remnant.solvers.kkt.network import read_network
+from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.sweep.table import Row
 from remnant.training import DecayTime, LossProportional, loss_named
 from remnant.types import Candidates, Examples
@@ -119,9 +120,18 @@ def measured(victim: Scene, how: KKT, seed: int) -> tuple[Candidates, Row]:
     row |= {"share": mine[""] / len(n), "null_share": null[""] / len(n)}
     for name in ("agreed", "sure", "misclassified", "imbalance"):
         row[name] = found.figures.get(name)
+    row["sure_right"] = sure_and_right(victim, found)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     about = {"status": str(found.status), "reason": found.reason, "cpu_seconds": seconds}
     return found, row | about | {"peak_mb": round(peak / 1024)}
+
+
+def sure_and_right(victim: Scene, found: Candidates) -> int:
+    """Of the candidates whose starts agree all but perfectly, those above .8 with some record."""
+    sure = found.inputs[found.confidence > TOLERANCES.sure]
+    if not len(sure):
+        return 0
+    return int((centred_correlation(sure, victim.truth.inputs).max(1).values > 0.8).sum())
 
 
 def stationarity(victim: Scene) -> Row:
