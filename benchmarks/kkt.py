@@ -4,6 +4,7 @@
     python benchmarks/kkt.py table mnist-200 --seeds 11 12  # some rows, some seeds
     python benchmarks/kkt.py one --loss bce --records 50 --sheet sheet.png    # any other target
     python benchmarks/kkt.py paper --seconds 60    # the papers' random search at equal CPU time
+    python benchmarks/kkt.py scale --records 500 --width 1000    # a step's seconds and memory
 
 A line for each target: records with SSIM > .4 by 004's protocol and above correlation .8 / .9, each
 beside 2N held-out records in the candidates' place; candidates that the starts are sure of and how
@@ -15,6 +16,7 @@ scored by the truth.
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,9 +31,14 @@ from remnant.attacks.kkt import KKT
 from remnant.data import load
 from remnant.experiments.paper_004 import make_victim, measured
 from remnant.experiments.targets import Scene, above
+from remnant.models import build
 from remnant.report.sheet import draw_sheet, finding_sheet
 from remnant.scoring import score_with_nulls
 from remnant.seeds import generator_for
+from remnant.solvers.kkt.duals import Duals, balanced_labels
+from remnant.solvers.kkt.network import read_network
+from remnant.solvers.kkt.problem import pose
+from remnant.solvers.kkt.search import Search, descend
 from remnant.sweep.table import Row
 from remnant.types import Candidates, Finding
 
@@ -172,6 +179,32 @@ def compare_paper(args: argparse.Namespace) -> None:
             print(f"{words} paper, {len(pool)} x {args.paper_steps} steps: {told}", flush=True)
 
 
+def weigh(records: int, width: int, steps: int) -> dict[str, float]:
+    """What a step costs at that size; random weights cost what trained ones do."""
+    prepare()
+    generator = generator_for(1, "weights")
+    model = build(f"mlp:3072-{width}-{width}-10:nobias", generator=generator)
+    layers = read_network(model)
+    assert not isinstance(layers, str), layers
+    box = (-0.5 * torch.ones(3, 32, 32), 0.5 * torch.ones(3, 32, 32))
+    begun = time.process_time()
+    shape = {"records": records, "rank": min(records, width), "inner_rank": 40, "box": box}
+    problem = pose(layers, (3, 32, 32), **shape)  # type: ignore[arg-type]
+    posed = time.process_time()
+    duals = Duals(objective="soft", labels=balanced_labels(2 * records, 10), outputs=10)
+    descend(problem, duals, Search(steps=steps), starts=1, generator=generator)
+    spent, peak = time.process_time() - posed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"prepare_s": posed - begun, "step_s": spent / (steps + 1), "peak_mb": peak / 1024}
+
+
+def scale(args: argparse.Namespace) -> None:
+    """CPU seconds to prepare and of a step, and peak memory, of one start."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        row = pool.submit(weigh, args.records, args.width, args.steps or 5).result()
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in row.items())
+    print(f"{args.records} records, width {args.width}: {shown}", flush=True)
+
+
 def prepare() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -179,7 +212,7 @@ def prepare() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("table", "one", "paper"))
+    parser.add_argument("what", choices=("table", "one", "paper", "scale"))
     parser.add_argument("rows", nargs="*", help=f"of the table: {', '.join(ROWS)}")
     parser.add_argument("--data", help="records instead of a row's own")
     parser.add_argument("--data-dir", type=Path)
@@ -199,7 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"rows: expected any of {', '.join(ROWS)}, got {', '.join(sorted(unknown))}")
     prepare()
-    {"table": tabulate, "one": show_one, "paper": compare_paper}[args.what](args)
+    done = {"table": tabulate, "one": show_one, "paper": compare_paper, "scale": scale}
+    done[args.what](args)
 
 
 if __name__ == "__main__":

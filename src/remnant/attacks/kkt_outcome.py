@@ -48,8 +48,17 @@ def conclude(
     if duals.objective != "free":
         labels = pooled.labels
         wrong = int(((predicted(pooled.outputs) != labels) & alike).sum())
-    sure = int((pooled.agreement > TOLERANCES.sure).sum())
-    status, reason = outcome(duals.objective, k, distinct, state.imbalance, wrong or 0, sure)
+    sure = int((pooled.agreement >= TOLERANCES.sure).sum())
+    least = min(records_of(target) or spectrum.count, len(duals.labels))
+    status, reason = outcome(
+        duals.objective,
+        k,
+        distinct,
+        state.imbalance,
+        wrong or 0,
+        sure,
+        missing=max(0, least - len(pooled.inputs)),
+    )
     return Candidates(
         inputs=data.float(),
         confidence=pooled.agreement.float(),
@@ -92,8 +101,13 @@ def outcome(
     imbalance: float = 0.0,
     wrong: int = 0,
     sure: int = 0,
+    missing: int = 0,
 ) -> tuple[Status, str]:
-    """There is no certificate: what starts agree on is likely a record, no more."""
+    """There is no certificate: what starts agree on is likely a record, no more.
+
+    missing: how many fewer candidates there are, with those alike taken as one, than records. Each
+    start then returns a few pictures over and over, and agrees with the others on what they are.
+    """
     alone = "one start has nothing to agree with, and a small misfit is no evidence"
     words = alone if starts == 1 else came_back(agreed, starts)
     if imbalance > TOLERANCES.unbalanced:
@@ -103,10 +117,15 @@ def outcome(
         )
     elif objective == "free":
         words = f"agreement is unreliable for free duals (regression losses): {words}"
+    elif starts > 1 and missing:
+        words = (
+            f"all candidates fall together in {missing} fewer than there are records, so that they "
+            f"may be mixtures, on which starts agree as well: {words}"
+        )
     elif starts > 1 and agreed:
         words += ", which is evidence, not a certificate"
         if sure:
-            words += f" ({sure} correlate above {TOLERANCES.sure:g} on average: strong evidence)"
+            words += f" (for {sure} two starts agree above {TOLERANCES.sure:g}: strong evidence)"
         if wrong:
             words += (
                 f", but the model gives {wrong} of them another label: either it does not separate "

@@ -34,7 +34,6 @@ from remnant.report.sheet import draw_sheet
 from remnant.scoring import centred_correlation, papers_ssim, score
 from remnant.seeds import generator_for
 from remnant.solvers.kkt.network import read_network
-from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.sweep.table import Row
 from remnant.training import DecayTime, LossProportional, loss_named
 from remnant.types import Candidates, Examples
@@ -127,8 +126,9 @@ def measured(victim: Scene, how: KKT, seed: int) -> tuple[Candidates, Row]:
 
 
 def sure_and_right(victim: Scene, found: Candidates) -> int:
-    """Of the candidates whose starts agree all but perfectly, those above .8 with some record."""
-    sure = found.inputs[found.confidence > TOLERANCES.sure]
+    """Of the candidates that two starts agree on all but perfectly, which go first, those above .8
+    with some record."""
+    sure = found.inputs[: found.figures.get("sure", 0)]
     if not len(sure):
         return 0
     return int((centred_correlation(sure, victim.truth.inputs).max(1).values > 0.8).sum())

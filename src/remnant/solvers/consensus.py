@@ -51,13 +51,14 @@ class Clusters:
     entries.
 
     centres: c x d, the mean of the group. agreement: c, from 0 to 1, the mean over the other starts
-    of their best correlation with the group's seed. starts: c, how many starts have a member.
-    member: the group of each candidate (k x m, or flat where runs differ in length). seed: c, the
-    candidate around which the group was gathered, by its number among all.
+    of their best correlation with the group's seed; closest: c, the best of these. starts: c, how
+    many starts have a member. member: the group of each candidate (k x m, or flat where runs differ
+    in length). seed: c, the candidate around which the group was gathered, by its number among all.
     """
 
     centres: Tensor
     agreement: Tensor
+    closest: Tensor
     starts: Tensor
     member: Tensor
     seed: Tensor
@@ -101,7 +102,7 @@ def _grouped(rows: Tensor, run: Tensor, alike: float) -> Clusters:
     best = similar.new_full((n, k), -2.0)  # with each run
     best.scatter_reduce_(1, run.expand(n, n), similar, "amax")
     others = best.clamp(min=-1.0).scatter(1, run[:, None], 0.0)
-    agreement = (others.sum(1) / max(k - 1, 1)).clamp(0, 1)
+    agreement, closest = (others.sum(1) / max(k - 1, 1)).clamp(0, 1), others.amax(1).clamp(0, 1)
     free = torch.ones(n, dtype=torch.bool)
     member = torch.full((n,), -1)
     centres: list[Tensor] = []
@@ -122,6 +123,7 @@ def _grouped(rows: Tensor, run: Tensor, alike: float) -> Clusters:
     return Clusters(
         centres=torch.stack(centres),
         agreement=agreement[seed_rows],
+        closest=closest[seed_rows],
         starts=torch.tensor(starts),
         member=member,
         seed=seed_rows,
@@ -147,6 +149,7 @@ def most_starts_first(groups: Clusters, starts: int) -> Clusters:
     return Clusters(
         centres=groups.centres[rows],
         agreement=agreement[rows],
+        closest=groups.closest[rows],
         starts=groups.starts[rows],
         member=rows.argsort()[groups.member],
         seed=groups.seed[rows],

@@ -101,8 +101,9 @@ class Found:
 class Pooled:
     """Candidates m x d, likeliest first, with outputs m x c and labels m.
 
-    agreement: m, the mean correlation with the closest candidate of every other start. starts: m,
-    how many starts return one alike.
+    agreement: m, the mean correlation with the closest candidate of every other start, times the
+    share of starts that return one alike; at least `Tolerances.sure` where two starts are closer
+    than that, however many miss it. starts: m, how many starts return one alike.
     """
 
     inputs: Tensor
@@ -153,7 +154,10 @@ def pool(
     last = replace(duals, labels=labels)
     done = descend_from(problem, last, search.last(), begin[None], raw[None], generator)
     same = (unit_rows(done.inputs[0].double()) * unit_rows(groups.centres[order])).sum(1)
-    agreement = (groups.agreement * groups.starts / k)[order] * same.clamp(0, 1)
+    same = same.clamp(0, 1)  # what the last descent took elsewhere was agreed on by no start
+    agreement = (groups.agreement * groups.starts / k)[order] * same
+    two, sure = groups.closest[order] * same, search.tolerances.sure
+    agreement = torch.where(two > sure, agreement.clamp(min=sure), agreement)
     by = agreement.argsort(descending=True, stable=True)
     return Pooled(
         inputs=done.inputs[0][by].double(),

@@ -49,8 +49,8 @@ class Tolerances:
     # A start whose misfit is above that many times the least has not come to rest. A larger factor
     # keeps starts that agree with nothing.
     settled: float = 3.0
-    # Mean correlation with other starts' candidates from which agreement is strong evidence. A
-    # lower one calls more candidates so, and some that are no record.
+    # Correlation of two starts' candidates from which their agreement is strong evidence. A lower
+    # one calls more candidates so, and some that are no record.
     sure: float = 0.95
     # What full agreement of the starts adds to what the weights say of a candidate, in deviations.
     # More puts what starts agree on before what explains more.
