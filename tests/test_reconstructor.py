@@ -22,11 +22,10 @@ def draws(*shape, seed=0):
     return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_the_leave_one_out_error_is_that_of_leaving_one_out(kernel):
+def test_the_leave_one_out_error_is_that_of_leaving_one_out():
     features, wanted = draws(12, 5), draws(12, 3, seed=1)
-    fit = fit_ridge(features, wanted, kernel)
-    gram = kernel_of(features, features, kernel) + fit.penalty * torch.eye(12)
+    fit = fit_ridge(features, wanted)
+    gram = kernel_of(features, features) + fit.penalty * torch.eye(12)
     total = 0.0
     for i in range(12):
         rest = torch.arange(12) != i

@@ -97,8 +97,6 @@ def test_one_layer_gives_the_digits_back(activation):
     assert errors(found, x).max() < 1e-18
     assert found.determined.all()
     assert found.residual.max() < 1e-12
-    assert found.unknowns == 784
-    assert (found.equations > 784).all()
 
 
 def test_colour_images_come_back():
@@ -115,14 +113,12 @@ def test_the_condition_is_that_of_the_dense_jacobian():
     values = torch.linalg.svdvals(rows)
     found = invert(model, x)
     assert float(found.condition) == pytest.approx(float(values[0] / values[-1]), rel=0.05)
-    assert int(found.equations) == int(active.sum())
 
 
 def test_too_few_filters_are_said_to_be_too_few():
     model, x = net(nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.ReLU()), images(2, (1, 12, 12))
     found = invert(model, x, bounds=(0.0, 1.0))
     assert not found.determined.any()
-    assert (found.equations < found.unknowns).all()
     assert torch.isinf(found.condition).all()
     assert found.residual.max() < 1e-9  # it fits, and so would others
     assert 0 - 1e-9 <= float(found.inputs.min()) <= float(found.inputs.max()) <= 1 + 1e-9

@@ -195,10 +195,10 @@ class GLM:
         for label in sorted(case.labels(), key=lambda option: option != likely):
             if label is None:
                 continue  # a regression target is a further unknown
-            near = torch.stack([f.input for f in found if f.label == label] or case.some(label))
+            near = next((f.input for f in found if f.label == label), case.middle(label))
             order = torch.randperm(len(case.inputs), generator=generator)
             same = order[case.known_labels[order] == label][: self.attempts - 1]
-            starts = torch.cat([near[:1], case.inputs[same]])
+            starts = torch.cat([near[None], case.inputs[same]])
             labels = torch.cat([case.known_labels, torch.tensor([label])])
 
             def again(record: Tensor, labels: Tensor = labels) -> Tensor:

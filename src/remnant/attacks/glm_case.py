@@ -68,10 +68,10 @@ class Case:
         """A class as the numbers (c) that the outputs' means are compared with."""
         return encoded(self.model, torch.tensor([label]))[0]
 
-    def some(self, label: int) -> list[Tensor]:
-        """One known record of this label to start from, or the mean of all."""
+    def middle(self, label: int) -> Tensor:
+        """The mean of the known records of this label, or of all if none has it: d."""
         same = self.inputs[self.known_labels == label]
-        return [same.mean(0) if len(same) else self.inputs.mean(0)]
+        return (same if len(same) else self.inputs).mean(0)
 
     def factors(self, label: int | None) -> Tensor:
         """The weight (n) of each known record in the fit, if the missing one has this label:

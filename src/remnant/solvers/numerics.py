@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from scipy.linalg import eigh
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from remnant.checkpoints import checkpoint
@@ -188,7 +188,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _downhill(g: Tensor) -> Tensor:
-    return nn.functional.normalize(g, dim=1, eps=1e-30).neg()
+    return normalize(g, dim=1, eps=1e-30).neg()
 
 
 def _shorter(f: Tensor, slope: Tensor, step: Tensor, value: Tensor) -> Tensor:
@@ -301,12 +301,23 @@ def _first_of_each(close: Tensor) -> list[int]:
     return kept
 
 
-def slope_at(function: nn.Module, t: Tensor) -> Tensor:
+def slope_at(function: Rows, t: Tensor) -> Tensor:
     """The derivative of an elementwise function, entry by entry."""
     with torch.enable_grad():
         point = t.detach().clone().requires_grad_()
         (slope,) = torch.autograd.grad(function(point).sum(), point)
     return slope
+
+
+def slope_and_curvature(function: Rows, t: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the second derivative of an elementwise function, entry by entry."""
+    with torch.enable_grad():
+        point = t.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(function(point).sum(), point, create_graph=True)
+        curvature = torch.zeros_like(point)  # of a function made of straight lines
+        if slope.requires_grad:
+            (curvature,) = torch.autograd.grad(slope.sum(), point)
+    return slope.detach(), curvature
 
 
 def times(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -56,24 +56,21 @@ class Inversion:
 class Images:
     """inputs k x shape in the model's scale; the rest is one number an image.
 
-    residual: violation of equations, inequalities and box over the features' norm. equations:
-    active units at the end. condition: largest over smallest singular value of the equations'
-    Jacobian there (infinite where they are fewer than the unknowns). room: how far, in L2, the
-    image may move where its equations are weak (infinite where that is not known). weakest: the
-    smallest singular value of the equations, but for directions that have room. unmet: the residual
-    as it is, not over the norm.
+    residual: violation of equations, inequalities and box over the features' norm. condition:
+    largest over smallest singular value of the Jacobian of the equations (the active units at the
+    end; infinite where they are fewer than the pixels). room: how far, in L2, the image may move
+    where its equations are weak (infinite where that is not known). weakest: the smallest singular
+    value of the equations, but for directions that have room. unmet: the residual as it is, not
+    over the norm.
     """
 
     inputs: Tensor
     residual: Tensor
     determined: Tensor
-    equations: Tensor
     condition: Tensor
     room: Tensor
-    steps: Tensor
     weakest: Tensor
     unmet: Tensor
-    unknowns: int
 
     def off(self, error: Tensor) -> Tensor:
         """k: squared errors of the images from those of their features (k), all L2."""
@@ -117,8 +114,8 @@ def invert_features(
             )
             found.append(_invert_one(problem, start, settings, generator))
             advance()
-    inputs, *figures = zip(*found, strict=True) if found else ((),) * 8
-    residual, equations, condition, room, steps, weakest, unmet = map(torch.tensor, figures)
+    inputs, *figures = zip(*found, strict=True) if found else ((),) * 6
+    residual, condition, room, weakest, unmet = map(torch.tensor, figures)
     held = condition < 1 / settings.full_rank
     if prefix.affine:  # the equations alone hold it, if they do not amplify what they leave over
         held = (room < settings.within) | (condition * residual < settings.amplified)
@@ -126,13 +123,10 @@ def invert_features(
         inputs=torch.tensor(np.array(inputs)).reshape(k, *input_shape),
         residual=residual,
         determined=held & (residual < settings.fits),
-        equations=equations,
         condition=condition,
         room=room,
-        steps=steps,
         weakest=weakest.double(),
         unmet=unmet.double(),
-        unknowns=int(np.prod(input_shape)),
     )
 
 
@@ -196,26 +190,24 @@ class FeatureEquations:
 
 def _invert_one(
     problem: FeatureEquations, start: Vector, settings: Inversion, generator: torch.Generator
-) -> tuple[Vector, float, int, float, float, int, float, float]:
-    """The image, its residual, its equations, their condition, its room, the steps taken, and
-    `weakest` and `unmet` of `Images`.
+) -> tuple[Vector, float, float, float, float, float]:
+    """The image, and of `Images`: residual, condition, room, weakest, unmet.
 
     Masks and maxima inside can leave the descent in a local minimum. Since a feature sees few
     pixels, regions are right or wrong on their own: shake those to blame for a violation, descend,
     take each region from the end that explains it better, descend again.
     """
     prefix = problem.prefix
-    at, taken = _descend(problem, problem.at(start), settings)
+    at = _descend(problem, problem.at(start), settings)
     shakes = 0 if prefix.affine else settings.shakes
     while at.cost**0.5 > settings.fits * problem.norm and shakes:
         blame = _blame(problem, at)
         noise = torch.randn(len(start), generator=generator, dtype=torch.float64).numpy()
         shaken = at.x + (blame > 0.01 * blame.max()) * noise * at.x.std()
-        other, more = _descend(problem, problem.at(shaken), settings)
+        other = _descend(problem, problem.at(shaken), settings)
         joint = problem.at(np.where(_blame(problem, other) < blame, other.x, at.x))
-        joint, again = _descend(problem, joint, settings)
-        at = min(at, other, joint, key=lambda point: point.cost)
-        taken, shakes = taken + more + again, shakes - 1
+        joint = _descend(problem, joint, settings)
+        at, shakes = min(at, other, joint, key=lambda point: point.cost), shakes - 1
     held = jacobian(prefix, at.values, at.equation)
     held = held[np.diff(held.indptr) > 0]  # a window that is silent throughout says nothing here
     x, room = _settle(problem, at, held, settings)
@@ -224,7 +216,7 @@ def _invert_one(
     if np.isfinite(room):
         smallest = max(smallest, settings.weak * float(np.sqrt(held.power(2).sum(0).mean())))
     unmet = at.cost**0.5
-    return x, unmet / problem.norm, held.shape[0], condition, room, taken, smallest, unmet
+    return x, unmet / problem.norm, condition, room, smallest, unmet
 
 
 def _settle(
@@ -260,8 +252,8 @@ def _blame(problem: FeatureEquations, at: Estimate) -> Vector:
     return spread
 
 
-def _descend(problem: FeatureEquations, at: Estimate, settings: Inversion) -> tuple[Estimate, int]:
-    """Newton's method with Levenberg and Marquardt's damping; the end and the steps taken.
+def _descend(problem: FeatureEquations, at: Estimate, settings: Inversion) -> Estimate:
+    """Newton's method with Levenberg and Marquardt's damping, to its end.
 
     For one convex layer it is next to none, and only picks among the images that fit: the smoothest
     difference from the start. It adapts where masks and maxima move.
@@ -270,7 +262,7 @@ def _descend(problem: FeatureEquations, at: Estimate, settings: Inversion) -> tu
     damping = settings.damping if prefix.affine else 1e-2
     for taken in range(settings.steps):
         if at.cost <= (settings.tolerance * problem.norm) ** 2:
-            return at, taken
+            return at
         # Equations alone come first: where they suffice, no inequality is in the way.
         rows = at.equation | ((at.violation > 0) & (taken > 0))
         held = jacobian(prefix, at.values, rows)
@@ -281,13 +273,13 @@ def _descend(problem: FeatureEquations, at: Estimate, settings: Inversion) -> tu
         if new is None:
             damping *= 100
             if damping > 1e6:
-                return at, taken + 1
+                return at
             continue
         if new.cost > at.cost * (1 - (1e-6 if prefix.affine else 1e-3)):
-            return new, taken + 1
+            return new
         damping = max(damping / 10, settings.damping) if new.cost < 0.5 * at.cost else damping
         at = new
-    return at, settings.steps
+    return at
 
 
 def _newton(

@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remnant.solvers.dense.rounds import Found, nothing_found
 from remnant.solvers.dense.smooth import SmoothProblem
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.numerics import damped_cholesky, slope_at
+from remnant.solvers.numerics import damped_cholesky, slope_and_curvature, slope_at
 
 
 def refine(problem: SmoothProblem, y: Tensor, *, chunk: int = 16) -> Found:
@@ -152,12 +152,3 @@ def normal_equations(
     unit = gram.diagonal(dim1=1, dim2=2).clamp(min=1e-300).sqrt()
     gram = gram / (unit[:, :, None] * unit[:, None, :])
     return damped_cholesky(gram, 1e-15), right / unit, unit
-
-
-def slope_and_curvature(activation: nn.Module, t: Tensor) -> tuple[Tensor, Tensor]:
-    """f'(t) and f''(t), entry by entry."""
-    with torch.enable_grad():
-        point = t.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(activation(point).sum(), point, create_graph=True)
-        (curvature,) = torch.autograd.grad(slope.sum(), point)
-    return slope.detach(), curvature

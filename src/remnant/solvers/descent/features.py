@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.progress import task
+from remnant.solvers.descent.matching import Bounds
 from remnant.solvers.descent.paper import normal
 from remnant.solvers.numerics import minimise
-
-Bounds = tuple[Tensor | float, Tensor | float]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from remnant.models.stack import Parts
 from remnant.progress import task
-from remnant.solvers.descent.matching import Bounds, total_variation
+from remnant.solvers.descent.matching import Bounds, sign_descent, total_variation
 from remnant.training.losses import loss_named
 
 
@@ -79,9 +79,7 @@ def match_front(
     box = None if bounds is None else [torch.as_tensor(end).to(wanted) for end in bounds]
     # Alike images would have no spread that batch norm could divide by.
     images = 0.1 * torch.randn(n, *shape, generator=generator, dtype=torch.float64).to(wanted)
-    adam = torch.optim.Adam([images.requires_grad_()], lr=settings.rate)
-    cuts = [settings.evaluations * eighths // 8 for eighths in (3, 5, 7)]
-    falling = torch.optim.lr_scheduler.MultiStepLR(adam, cuts, gamma=0.1)
+    adam, falling = sign_descent(images.requires_grad_(), settings.rate, settings.evaluations)
     with task("images from features and gradient", settings.evaluations) as step:
         for _ in range(settings.evaluations):
             misfit, distance = terms(images)

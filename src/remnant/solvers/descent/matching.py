@@ -158,14 +158,22 @@ def total_variation(inputs: Tensor) -> Tensor:
     return inputs.diff(dim=-2).abs().mean() + inputs.diff(dim=-1).abs().mean()
 
 
+def sign_descent(
+    inputs: Tensor, rate: float, steps: int
+) -> tuple[torch.optim.Adam, torch.optim.lr_scheduler.LRScheduler]:
+    """Adam for `inputs`, which is to be given signs of slopes, and its rate: a tenth after 3/8, 5/8
+    and 7/8 of the steps."""
+    adam = torch.optim.Adam([inputs], lr=rate)
+    cuts = [steps * eighths // 8 for eighths in (3, 5, 7)]
+    return adam, torch.optim.lr_scheduler.MultiStepLR(adam, cuts, gamma=0.1)
+
+
 def _descend(objective: Objective, start: Tensor, bounds: Bounds | None, step: Step) -> End:
     """Adam on the sign of the gradient from `start`, on the box after every step; the best point
     on the way."""
     settings, inputs = objective.settings, start.clone().requires_grad_()
     low, high = (None, None) if bounds is None else (torch.as_tensor(e).to(start) for e in bounds)
-    adam = torch.optim.Adam([inputs], lr=settings.lr)
-    cuts = [settings.steps * eighths // 8 for eighths in (3, 5, 7)]
-    rates = torch.optim.lr_scheduler.MultiStepLR(adam, cuts, gamma=0.1)
+    adam, rates = sign_descent(inputs, settings.lr, settings.steps)
     best, lowest, trace = math.inf, start.clone(), []
     given = [objective.observed, objective.model, objective.labels, objective.loss, settings]
     kept = checkpoint("matching", given, start, low, high)
@@ -189,8 +197,8 @@ def _descend(objective: Objective, start: Tensor, bounds: Bounds | None, step: S
         if trace[-1] < best:
             best, lowest = trace[-1], inputs.detach().clone()
         inputs.grad = slope.sign()
-        if low is not None:
-            inputs.data.clamp_(low, high)
         adam.step()
         rates.step()
+        if low is not None:
+            inputs.data.clamp_(low, high)
     return best, lowest, trace

@@ -164,7 +164,6 @@ class Descent:
     image_std: float = 0.2
     dual_range: float = 0.5
     temperature: tuple[float, float] = (10.0, 200.0)  # of the softplus, from first to last step
-    geometric: bool = False  # temperatures rise by a factor a step, not by a sum
     cosine: bool = False  # the rate falls to 0 as a cosine; the paper's stays
     double: bool = False  # float64
     batch: int | None = None  # candidates of a step, so that only their graph is held; None = all
@@ -374,10 +373,7 @@ def normal(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Te
 
 def temperature_at(settings: Descent, step: int) -> float:
     first, last = settings.temperature
-    share = step / max(1, settings.steps - 1)
-    if settings.geometric:
-        return float(first * (last / first) ** share)
-    return first + (last - first) * share
+    return first + (last - first) * step / max(1, settings.steps - 1)
 
 
 def rate_at(settings: Descent, step: int) -> float:

@@ -24,6 +24,7 @@ from remnant.models.stack import working
 from remnant.progress import Step, task
 from remnant.solvers.consensus import cluster
 from remnant.solvers.descent.paper import Objective, normal, objective
+from remnant.solvers.numerics import damped_cholesky
 from remnant.types import Evidence
 
 
@@ -118,9 +119,7 @@ def project(goal: Objective, inputs: Tensor, ridge: float) -> Tensor:
     products = inner_products(goal.model, inputs, goal.vector, weights=weights).detach().double()
     size = products.numel()
     kernel = gram(goal.model, inputs, weights=weights, per_class=True).double().reshape(size, size)
-    damping = ridge * kernel.diagonal().mean().clamp(min=1e-300)
-    kernel.diagonal().add_(damping)
-    factor = torch.linalg.cholesky_ex(kernel)[0]
+    factor = damped_cholesky(kernel[None], ridge)[0]
     duals = torch.cholesky_solve(products.reshape(size, 1), factor)
     return duals.reshape(products.shape).to(inputs)
 

@@ -8,7 +8,7 @@ Jacobian costs d runs of the solver. The agreement of all coefficients is the ce
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ class Refitted:
     input: Tensor
     disagreement: float
     error: float
-    runs: int
 
 
 def refit(
@@ -57,11 +56,8 @@ def refit(
     scale = known.std(0, correction=0)
     scale = torch.where(scale > 0, scale, 1.0)
     middle = known.mean(0)
-    runs = 0
 
     def off(place: np.ndarray) -> np.ndarray:
-        nonlocal runs
-        runs += 1
         found = run(middle + scale * torch.from_numpy(place))
         return np.asarray(((found @ factor.T - released) / released.norm()).flatten())
 
@@ -87,13 +83,13 @@ def refit(
             if best is None or error < best.error:
                 found = middle + scale * torch.from_numpy(done.x)
                 apart = float(np.linalg.norm(done.fun))
-                best = Refitted(input=found, disagreement=apart, error=error, runs=runs)
+                best = Refitted(input=found, disagreement=apart, error=error)
             step(note=f"error {best.error:.0e}")
             if best.error <= enough:
                 break
     if best is None:
         raise ValueError("refit: expected at least one start, got none")
-    return replace(best, runs=runs)
+    return best
 
 
 def error_of(place: np.ndarray, off: np.ndarray, jacobian: np.ndarray) -> float:

@@ -8,14 +8,12 @@ eigenvectors give for every penalty at once; no target is looked at.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
 
-Kernel = Literal["linear", "rbf"]
 LABEL_ROWS = 2000  # shadows that tell the label: its one system for all labels is the largest
 PENALTIES = tuple(10.0**k for k in range(-8, 2))  # relative to the kernel's mean diagonal
 
@@ -73,25 +71,22 @@ class RidgeMap:
     features: Tensor
     duals: Tensor
     mean: Tensor
-    kernel: Kernel
     penalty: float
     error: float  # leave-one-out mean squared error over the shadows
 
     def __call__(self, features: Tensor) -> Tensor:
-        return kernel_of(features, self.features, self.kernel) @ self.duals + self.mean
+        return kernel_of(features, self.features) @ self.duals + self.mean
 
 
-def kernel_of(a: Tensor, b: Tensor, kernel: Kernel) -> Tensor:
-    if kernel == "linear":
-        return a @ b.T / a.shape[1]
-    # Standardised features lie sqrt(2 q) apart, so that is the width.
-    return torch.exp(-torch.cdist(a, b).square() / (2 * a.shape[1]))
+def kernel_of(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products of rows, of order 1 for standardised features."""
+    return a @ b.T / a.shape[1]
 
 
-def fit_ridge(features: Tensor, wanted: Tensor, kernel: Kernel = "linear") -> RidgeMap:
+def fit_ridge(features: Tensor, wanted: Tensor) -> RidgeMap:
     """features: s x q, standardised; wanted: s x p."""
     mean = wanted.mean(0)
-    gram = kernel_of(features, features, kernel)
+    gram = kernel_of(features, features)
     values, vectors = torch.linalg.eigh(gram)
     rotated = vectors.T @ (wanted - mean)
     unit = float(gram.diagonal().mean().clamp(min=1e-30))
@@ -102,9 +97,7 @@ def fit_ridge(features: Tensor, wanted: Tensor, kernel: Kernel = "linear") -> Ri
         held_out = duals / (vectors.square() @ inverse)[:, None]  # residual of each when left out
         fits.append((float(held_out.square().mean()), share * unit, duals))
     error, penalty, duals = min(fits, key=lambda fit: fit[0])
-    return RidgeMap(
-        features=features, duals=duals, mean=mean, kernel=kernel, penalty=penalty, error=error
-    )
+    return RidgeMap(features=features, duals=duals, mean=mean, penalty=penalty, error=error)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,33 +124,29 @@ class RidgeReconstructor:
         return torch.cat(rows).reshape(-1, *self.shape), labels
 
 
-def label_maps(
-    features: Tensor, wanted: Tensor, labels: Tensor, kernel: Kernel = "linear"
-) -> dict[int, RidgeMap]:
+def label_maps(features: Tensor, wanted: Tensor, labels: Tensor) -> dict[int, RidgeMap]:
     """One map for each label that two shadows or more have."""
     return {
-        label: fit_ridge(features[labels == label], wanted[labels == label], kernel)
+        label: fit_ridge(features[labels == label], wanted[labels == label])
         for label, count in enumerate(torch.bincount(labels).tolist())
         if count > 1
     }
 
 
-def fit_per_label(
-    seen: Tensor, inputs: Tensor, labels: Tensor, kernel: Kernel = "linear"
-) -> RidgeReconstructor:
+def fit_per_label(seen: Tensor, inputs: Tensor, labels: Tensor) -> RidgeReconstructor:
     """seen: s x q of the shadow models, inputs: s x shape and labels: s of their records."""
     if not len(seen) == len(inputs) == len(labels):
         got = f"{len(seen)}, {len(inputs)} and {len(labels)}"
         raise InputError(expected("ridge: models, records and labels", "as many of each", got))
     standard = best_standard(seen.double(), inputs, labels)
     features = standard(seen.double())
-    maps = label_maps(features, inputs.double().flatten(1), labels, kernel)
+    maps = label_maps(features, inputs.double().flatten(1), labels)
     if not maps:
         raise InputError(expected("ridge: shadow models", "two or more of one label", len(seen)))
     hot = torch.nn.functional.one_hot(labels).double()
     return RidgeReconstructor(
         standard=standard,
         maps=maps,
-        to_label=fit_ridge(features[:LABEL_ROWS], hot[:LABEL_ROWS], kernel),
+        to_label=fit_ridge(features[:LABEL_ROWS], hot[:LABEL_ROWS]),
         shape=tuple(inputs.shape[1:]),
     )

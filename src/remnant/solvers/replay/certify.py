@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from remnant.solvers.numerics import least_squares
-from remnant.solvers.replay.problem import TOLERANCES, ReplayProblem
+from remnant.solvers.replay.problem import ReplayProblem
 from remnant.solvers.replay.run import Observation, end_of_run, misfit
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.types import Weights
 

@@ -17,19 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.training.recipes import Adam
 from remnant.training.steps import first_state
 from remnant.types import Weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tolerances:
-    clear: float = 1e3  # how far a direction must stand above the next: its error is the inverse
-    least_scale: float = 0.03  # of an entry, over the mean scale: rare entries are not frozen
-
-
-TOLERANCES = Tolerances()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,8 +24,9 @@ from torch import Tensor
 from remnant.progress import task
 from remnant.solvers.numerics import Minimum, joined
 from remnant.solvers.replay.chart import first_weight
-from remnant.solvers.replay.problem import TOLERANCES, Box, ReplayProblem
+from remnant.solvers.replay.problem import Box, ReplayProblem
 from remnant.solvers.replay.run import end_of_run
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun, begin, step_gradient
 from remnant.training.losses import loss_named
 from remnant.training.steps import slots

@@ -16,8 +16,9 @@ from remnant.solvers.replay.certify import idle_records
 from remnant.solvers.replay.chart import Chart, chart_of
 from remnant.solvers.replay.columns import by_columns
 from remnant.solvers.replay.newton import newton
-from remnant.solvers.replay.problem import TOLERANCES, Box, ReplayProblem, ReplaySettings
+from remnant.solvers.replay.problem import Box, ReplayProblem, ReplaySettings
 from remnant.solvers.replay.run import Observation, end_of_run, misfit
+from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.types import Weights
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from remnant.models.tokens import logits_of
 from remnant.progress import task
 from remnant.solvers.sequence.labels import Flows
-from remnant.solvers.sequence.layouts import Weights
+from remnant.types import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from remnant.solvers.sequence.layouts import (
     Block,
     Layout,
-    Weights,
     activation_of,
     at_path,
     entering,
@@ -23,6 +22,7 @@ from remnant.solvers.sequence.layouts import (
     normed,
     watched,
 )
+from remnant.types import Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

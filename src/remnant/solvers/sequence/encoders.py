@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from remnant.models.tokens import longest_of
-from remnant.solvers.sequence.layouts import Layout, entering, normed
+from remnant.solvers.sequence.layouts import Layout, centred, entering, normed
 from remnant.solvers.sequence.states import States, Unordered, read_states, stood_together
+from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.types import Evidence
 
 
@@ -68,17 +69,13 @@ def locate(
     tokens: Tensor,
     places: Tensor,
     states: States,
-    *,
-    block: int = 1 << 24,
 ) -> tuple[Tensor, Tensor]:
     """The token and the place (T each) whose embedding is nearest to each state, of those tokens
     whose row of the embedding has a gradient, or of all where it was not trained.
-
-    block: how many numbers are held at a time.
     """
     moved = evidence.vector[layout.embedding or ""].any(1)
     held = (moved | ~moved.any()).nonzero()[:, 0]
-    tokens, places = _centred(tokens[held]), _centred(places)
+    tokens, places = centred(tokens[held]), centred(places)
     wanted, norm = states.before, layout.embedding_norm
     if norm is not None:
         shift = torch.zeros(1).double() if norm.bias is None else evidence.start[norm.bias]
@@ -87,13 +84,9 @@ def locate(
         wanted = wanted - wanted.mean(1, keepdim=True) / (1 / weight).mean() / weight
     square = tokens.square().sum(1)[:, None] + places.square().sum(1) + 2 * tokens @ places.T
     found = list[Tensor]()
-    for rows in wanted.split(max(1, block // square.numel())):
+    for rows in wanted.split(max(1, Tolerances().block // square.numel())):
         along = (rows @ tokens.T)[:, :, None] + (rows @ places.T)[:, None, :]
         near = square - 2 * along if norm is None else -along / square.sqrt()
         found.append(near.flatten(1).argmin(1))
     best = torch.cat(found)
     return held[best // len(places)], best % len(places)
-
-
-def _centred(rows: Tensor) -> Tensor:
-    return rows - rows.mean(-1, keepdim=True)

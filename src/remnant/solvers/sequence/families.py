@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from remnant.solvers.sequence.layouts import Block, Kind, Layout, Linear, Norm, Weights, at_path
+from remnant.solvers.sequence.layouts import Block, Kind, Layout, Linear, Norm, at_path
+from remnant.types import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

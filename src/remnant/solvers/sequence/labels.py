@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from remnant.models.tokens import logits_of
 from remnant.progress import task
-from remnant.solvers.sequence.layouts import Layout, Linear, Norm, Weights, stacked, watched
+from remnant.solvers.sequence.layouts import Layout, Linear, Norm, centred, stacked, watched
 from remnant.solvers.sequence.prefixes import Text
 from remnant.solvers.sequence.tolerances import Tolerances
+from remnant.types import Weights
 
 Flows = dict[Text, dict[int, float]]
 """The loss weight of every prefix, by its next token."""
@@ -41,8 +42,7 @@ class _End:
         unit = self.unit[at]
         while unit.ndim < vectors.ndim:
             unit = unit.unsqueeze(1)
-        if self.centred:
-            vectors = vectors - vectors.mean(-1, keepdim=True)
+        vectors = centred(vectors) if self.centred else vectors
         return vectors - unit * (vectors * unit).mean(-1, keepdim=True)
 
     def atoms(self, at: int, tokens: Sequence[int], smoothing: float) -> Tensor:
@@ -112,8 +112,7 @@ def _end(
 ) -> tuple[_End, Tensor]:
     """The end of the model at these states, and the size that its norm divides by (n x 1)."""
     states = states.double()
-    if norm.centred:
-        states = states - states.mean(1, keepdim=True)
+    states = centred(states) if norm.centred else states
     size = (states.square().mean(1, keepdim=True) + norm.eps).sqrt()
     rows = weights[head.weight] * weights[norm.weight]
     middle = (logits.softmax(1) @ rows).double()
@@ -163,7 +162,7 @@ def _best(
 ) -> list[int]:
     """The token whose loss points most nearly where each of `wanted` does, at these prefixes."""
     wanted = wanted.to(end.rows)
-    rows = end.rows - end.rows.mean(1, keepdim=True) if end.centred else end.rows
+    rows = centred(end.rows) if end.centred else end.rows
     squares = rows.square().sum(1)
     found = list[int]()
     width = rows.shape[1]

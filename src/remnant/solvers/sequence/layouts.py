@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from remnant.types import Weights
+
 Kind = Literal["decoder", "encoder", "vision"]
-Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +110,7 @@ def linear(weights: Weights, layer: Linear, inputs: Tensor) -> Tensor:
 
 def normed(weights: Weights, norm: Norm, states: Tensor) -> Tensor:
     """The norm of states, ... x width."""
-    if norm.centred:
-        states = states - states.mean(-1, keepdim=True)
+    states = centred(states) if norm.centred else states
     size = (states.square().mean(-1, keepdim=True) + norm.eps).sqrt()
     scaled = states / size * weights[norm.weight]
     return scaled if norm.bias is None else scaled + weights[norm.bias]
@@ -172,6 +172,11 @@ def entering(model: nn.Module, layout: Layout, tokens: Tensor) -> Tensor:
     finally:
         hook.remove()
     return torch.cat(kept)
+
+
+def centred(rows: Tensor) -> Tensor:
+    """Rows (... x width) less the mean of each."""
+    return rows - rows.mean(-1, keepdim=True)
 
 
 def solve(columns: Tensor, wanted: Tensor) -> Tensor:

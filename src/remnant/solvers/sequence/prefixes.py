@@ -16,6 +16,7 @@ from torch import Tensor
 
 from remnant.progress import task
 from remnant.solvers.sequence.decoder import Decoder
+from remnant.solvers.sequence.layouts import centred
 from remnant.solvers.sequence.spans import InputSpan, cut
 from remnant.solvers.sequence.tolerances import Tolerances
 
@@ -43,7 +44,7 @@ def token_residuals(decoder: Decoder, span: InputSpan, tokens: Tensor, places: r
     if norm.bias is not None:
         shift = shift + weights[norm.bias] @ probes[:width]
     if norm.centred:
-        states, spots = (x - x.mean(1, keepdim=True) for x in (states, spots))
+        states, spots = centred(states), centred(spots)
     turned = weights[norm.weight][:, None] * probes[:width]
     near, far = states @ turned, spots @ turned
     size = states.square().mean(1), spots.square().mean(1), 2 * states @ spots.T / width

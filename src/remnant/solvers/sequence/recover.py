@@ -18,10 +18,11 @@ from remnant.solvers.sequence.labels import (
     sequences_of,
     snapped,
 )
-from remnant.solvers.sequence.layouts import Layout, Linear, Weights
+from remnant.solvers.sequence.layouts import Layout, Linear
 from remnant.solvers.sequence.prefixes import Text, find_tokens, grow
 from remnant.solvers.sequence.spans import Decompositions, InputSpan, input_span
 from remnant.solvers.sequence.tolerances import Tolerances
+from remnant.types import Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remnant.solvers.sequence.layouts import Linear, Weights, stacked
+from remnant.solvers.sequence.layouts import Linear, stacked
 from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.solvers.spans import count_records, rounding_level
+from remnant.types import Weights
 
 Decompositions = dict[str, tuple[Tensor, Tensor]]
 """Singular vectors and values of gradients, by the name of their first layer's weight."""

@@ -20,19 +20,19 @@ from remnant.progress import task
 from remnant.solvers.dense.one_gradient import Layers, recover_batch
 from remnant.solvers.dense.resimulate import resimulate
 from remnant.solvers.dense.rounds import Search
-from remnant.solvers.dense.tolerances import TOLERANCES, Tolerances
+from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.numerics import slope_at
 from remnant.solvers.sequence.layouts import (
     Layout,
     Norm,
-    Weights,
     activation_of,
+    centred,
     linear,
     solve,
     stacked,
 )
 from remnant.solvers.spans import rounding_level
-from remnant.types import Evidence
+from remnant.types import Evidence, Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,15 +157,15 @@ def all_records(layers: Layers, generator: torch.Generator) -> tuple[Tensor, int
     return torch.cat(found), counted
 
 
-def count_down_to_rounding(layers: Layers, limits: Tolerances = TOLERANCES) -> int | None:
+def count_down_to_rounding(layers: Layers) -> int | None:
     """The number of records, nearly equal ones too: where the spectrum of either layer's gradient
     falls onto its rounding, however wide the gap above those. None without such a fall."""
     counts = list[int]()
     for gradient in (layers.first_gradient, layers.next_gradient):
         level = rounding_level(gradient, layers.precision)
-        inner = torch.linalg.svdvals(gradient)[: -limits.noise_values]
-        fall = inner[:-1] > limits.smallest_gap * inner[1:].clamp_min(level)
-        ends = fall & (inner[1:] < limits.rounding_room * level)
+        inner = torch.linalg.svdvals(gradient)[: -TOLERANCES.noise_values]
+        fall = inner[:-1] > TOLERANCES.smallest_gap * inner[1:].clamp_min(level)
+        ends = fall & (inner[1:] < TOLERANCES.rounding_room * level)
         counts += (ends.nonzero()[-1:, 0] + 1).tolist()
     return max(counts, default=None)
 
@@ -187,15 +187,12 @@ def _behind_norm(
     shift = 0.0 if norm.bias is None else weights[norm.bias]
     unit = (outputs - shift) / weights[norm.weight]
     through = coming * weights[norm.weight]
-    through = (
-        through - through.mean(1, keepdim=True) - unit * (through * unit).mean(1, keepdim=True)
-    )
+    through = centred(through) - unit * (through * unit).mean(1, keepdim=True)
     matrix = stacked(evidence.vector, [out])[0].T  # width x (width + 1), the bias last
     inverse = solve(through.T, (matrix[:, -1] - past.sum(0))[:, None])
     gathered = solve((past + inverse * through).T, matrix)[:, :-1]
     before = unit / inverse - linear(weights, out, gathered)
-    centred = before - before.mean(1, keepdim=True)
-    return States(before=centred, gathered=gathered, counted=counted)
+    return States(before=centred(before), gathered=gathered, counted=counted)
 
 
 def stood_together(

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.sequence.layouts import Layout, Weights, normed, solve
+from remnant.solvers.sequence.layouts import Layout, centred, normed, solve
 from remnant.solvers.sequence.states import States, Unordered, read_states, stood_together
-from remnant.types import Evidence
+from remnant.types import Evidence, Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,12 +118,12 @@ def locate(
     gradient = evidence.vector[layout.patches.weight].flatten(1)
     right = torch.linalg.svd(gradient, full_matrices=False)[2]
     span = right[: counted * patches.count].T  # entries x r: all patches lie in it
-    frame = _centred((patches.weight @ span).T).T  # width x r
-    shifted = _centred(patches.places + patches.bias)
+    frame = centred((patches.weight @ span).T).T  # width x r
+    shifted = centred(patches.places + patches.bias)
     outside = torch.linalg.qr(frame)[0]
     outside = torch.eye(layout.width, dtype=frame.dtype) - outside @ outside.T
     off = torch.cdist(states.before @ outside, shifted @ outside)  # T x (1 + patches)
-    off[:, 0] = (states.before - _centred(patches.places[:1] + patches.token)).norm(dim=1)
+    off[:, 0] = (states.before - centred(patches.places[:1] + patches.token)).norm(dim=1)
     places = off.argmin(1)
     inner = solve(frame, (states.before - shifted[places]).T)
     return (span @ inner).T * (places > 0)[:, None], places
@@ -153,10 +153,6 @@ def whole(patches: Tensor, embedding: Patches, grid: list[int]) -> Tensor:
     channels, high, wide = embedding.shape
     parts = patches.reshape(-1, *grid, channels, high, wide).permute(0, 3, 1, 4, 2, 5)
     return parts.reshape(-1, channels, grid[0] * high, grid[1] * wide)
-
-
-def _centred(rows: Tensor) -> Tensor:
-    return rows - rows.mean(-1, keepdim=True)
 
 
 def _none(shape: tuple[int, ...], reason: str) -> Unordered:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError
-from remnant.solvers.numerics import levenberg_marquardt
+from remnant.solvers.numerics import levenberg_marquardt, slope_and_curvature, slope_at
 from remnant.solvers.tensor.stein import Activation
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 
@@ -70,18 +70,6 @@ def pose(network: TwoLayer, gradient: BatchGradient, count: int) -> tuple[Equati
     return equations, right
 
 
-def derivatives(activation: Activation, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """s, s', s'' entry by entry, for any elementwise activation."""
-    with torch.enable_grad():
-        z = z.detach().requires_grad_()
-        s = activation(z)
-        (s1,) = torch.autograd.grad(s.sum(), z, create_graph=True)
-        s2 = torch.zeros_like(z)
-        if s1.requires_grad:
-            (s2,) = torch.autograd.grad(s1.sum(), z)
-    return s.detach(), s1.detach(), s2.detach()
-
-
 def misfit(eq: Equations, c: Tensor, r: Tensor, s1: Tensor) -> list[Tensor]:
     """The equations' left minus right sides: layer m x B, last B."""
     parts = [(eq.heads @ r.T * s1) @ c - eq.layer]
@@ -89,7 +77,7 @@ def misfit(eq: Equations, c: Tensor, r: Tensor, s1: Tensor) -> list[Tensor]:
 
 
 def evaluate(eq: Equations, c: Tensor, r: Tensor) -> Point:
-    _, s1, _ = derivatives(eq.activation, eq.w @ c.T)
+    s1 = slope_at(eq.activation, eq.w @ c.T)
     cost = sum(float(part.square().sum()) for part in misfit(eq, c, r, s1))
     return Point(coordinates=c, residuals=r, cost=cost / float(eq.layer.square().sum()))
 
@@ -97,7 +85,7 @@ def evaluate(eq: Equations, c: Tensor, r: Tensor) -> Point:
 def normal_equations(eq: Equations, c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """J^T J and J^T F for the unknowns (C, R), B^2 + B c of them, rows first."""
     n, k, (m, _) = len(c), r.shape[1], eq.w.shape
-    _, s1, s2 = derivatives(eq.activation, eq.w @ c.T)
+    s1, s2 = slope_and_curvature(eq.activation, eq.w @ c.T)
     e = eq.heads @ r.T
     q = e * s1
     curved = ((e * s2)[:, :, None] * eq.w[:, None, :]).reshape(m, n * n)  # (i b): dq_i / dC_ib

@@ -16,13 +16,13 @@ from torch import Tensor
 from remnant.progress import task
 from remnant.solvers import spans
 from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import slope_at
 from remnant.solvers.spans import count_records
 from remnant.solvers.tensor.jennrich import component_weights, decompose
 from remnant.solvers.tensor.span_equations import (
     Equations,
     Point,
     affine,
-    derivatives,
     descend,
     deviations,
     pose,
@@ -112,7 +112,7 @@ def turning(network: TwoLayer, gradient: BatchGradient, at: Point, inputs: Tenso
     assert gradient.weights is not None
     noise = spans.decompose(affine(gradient.weights, gradient.bias)).noise(len(inputs))
     z = inputs @ network.weights.T + (0.0 if network.bias is None else network.bias)
-    duals = at.residuals @ network.head * derivatives(network.activation, z)[1]  # B x m
+    duals = at.residuals @ network.head * slope_at(network.activation, z)  # B x m
     shares = torch.linalg.pinv(duals @ duals.T).diagonal().clamp(min=0)
     size = inputs.square().sum(1) * (gradient.bias is not None)
     far: Tensor = noise * (shares * (inputs.shape[1] + size)).sqrt()
