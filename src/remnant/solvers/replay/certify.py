@@ -21,10 +21,11 @@ from remnant.types import Weights
 def idle_records(
     problem: ReplayProblem, records: Tensor, labels: Tensor, matched: Tensor
 ) -> Tensor:
-    """K x m: of which records some entry has no effect at all, or of which all have next to none.
+    """K x m: which records could move without the end of the run showing it: some entry has no
+    effect at all, or all entries together have next to none.
 
-    matched: K, the misfit below which a run counts as matched. By its derivative, a record that
-    moves alone by `move` in every entry must leave `far` times as much. The squared length of the
+    matched: K, the misfit below which a run counts as matched. A record that moves alone by `move`
+    in every entry must, by its derivative, leave `far` times as much. The squared length of the
     derivative in each entry is estimated by random combinations of what is seen (0 is exact); the
     draws are always the same and those of no other generator.
     """

@@ -26,8 +26,8 @@ from remnant.training.steps import slots
 
 
 def newton(problem: ReplayProblem, starts: Tensor, labels: Tensor, evaluations: int) -> Minimum:
-    """Gauss-Newton steps from `starts`, as many rows at once as fit the memory. They cost what they
-    cost, whatever the evaluations."""
+    """Gauss-Newton steps from `starts`, as many rows at once as fit the memory. There are as many
+    as the settings have `bends`; `evaluations`, which other solvers obey, is not looked at."""
     run, state = problem.run, sum(w.numel() for w in problem.run.start)
     kept = state * (1 + slots(run.recipe)) * (1 + len(run.rows)) * starts.element_size()
     chunks = torch.arange(len(starts)).split(max(1, problem.settings.memory // kept))

@@ -29,16 +29,16 @@ Flows = dict[Text, dict[int, float]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _End:
-    """The last norm and the output layer at n prefixes: what a label at each of them gives."""
+    """The last norm and the output layer at n prefixes: what a label's loss sends back there."""
 
     unit: Tensor  # n x width, the normed states
-    middle: Tensor  # n x width, of the softmax
-    even: Tensor  # n x width, of all tokens alike
-    rows: Tensor  # vocabulary x width, of each token
-    centred: bool
+    rows: Tensor  # vocabulary x width, each token's row of the output layer times the norm's weight
+    middle: Tensor  # n x width, the mean of these rows by the softmax at each prefix
+    even: Tensor  # width, their plain mean: what smoothed labels add
+    centred: bool  # the norm takes the mean off first
 
     def project(self, vectors: Tensor, at: Tensor | slice) -> Tensor:
-        """J^T but for its scale, on rows (n x ... x width)."""
+        """Back through the norm, but for its scale: vectors (n x ... x width) at its outputs."""
         unit = self.unit[at]
         while unit.ndim < vectors.ndim:
             unit = unit.unsqueeze(1)
@@ -46,7 +46,7 @@ class _End:
         return vectors - unit * (vectors * unit).mean(-1, keepdim=True)
 
     def atoms(self, at: int, tokens: Sequence[int], smoothing: float) -> Tensor:
-        """What the loss of these next tokens gives at one prefix, k x width."""
+        """What the loss sends back at one prefix for each of these k next tokens, k x width."""
         rows = (1 - smoothing) * self.rows[list(tokens)].double() + smoothing * self.even
         return self.project((self.middle[at] - rows)[None], slice(at, at + 1))[0]
 

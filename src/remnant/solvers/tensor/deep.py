@@ -115,7 +115,8 @@ def _narrowed(read: Deep, d: int, change: Callable[[Tensor], Tensor]) -> Deep:
 
 
 def _pair_scale(front: tuple[Layer, ...], weights: Tensor, d: int) -> float | None:
-    """c, where the last hidden layer sees c (x, -x) through [z, -z, 0]; None where it does not."""
+    """The factor c of a server's network whose layers hand x on as pairs of opposite sign, so that
+    the last hidden layer sees c x and -c x; None where this network does not."""
     if weights.shape[1] < 2 * d or bool(weights[:, 2 * d :].any()):
         return None
     if not torch.allclose(weights[:, d : 2 * d], -weights[:, :d]):
