@@ -11,7 +11,7 @@ from remnant.errors import InputError
 from remnant.models import build
 from remnant.scoring import centred_correlation
 from remnant.solvers.descent import paper
-from remnant.solvers.descent.paper import SCALED, Descent, descend, objective
+from remnant.solvers.descent.paper import SHARPENED, Descent, descend, objective
 from remnant.training import solve_linearised
 from remnant.types import Evidence, Examples, Scaling
 from seeding import seeded
@@ -192,11 +192,11 @@ def test_no_change_is_no_evidence():
         descend(model, still, Descent(steps=1), shape=(36,), records=1, generator=seeded())
 
 
-def test_scaled_settings_do_not_see_the_size_of_the_evidence():
+def test_own_duals_do_not_see_the_size_of_the_evidence():
     model = build("mlp:36-24-20-3", generator=seeded())
     evidence = between(model)
     longer = replace(evidence, vector={n: 1000 * v for n, v in evidence.vector.items()})
-    settings = replace(SCALED, steps=8, features="initial", double=True)
+    settings = replace(SHARPENED, own_duals=True, steps=8, features="initial", double=True)
     ends = [
         descend(model, e, settings, shape=(36,), records=2, generator=seeded(3))
         for e in (evidence, longer)
@@ -204,25 +204,6 @@ def test_scaled_settings_do_not_see_the_size_of_the_evidence():
     assert torch.allclose(ends[0].inputs, ends[1].inputs, atol=1e-4)
     assert torch.allclose(1000 * ends[0].duals, ends[1].duals, rtol=1e-3)
     assert ends[0].loss == pytest.approx(ends[1].loss, rel=1e-4)
-
-
-def test_own_units_are_the_spread_of_activations_and_the_size_of_layer_inputs():
-    model = build("mlp:36-24-20-3", generator=seeded())
-    goal = objective(
-        model, between(model).vector, [dict(model.named_parameters())], temperature=5.0
-    )
-    inputs = torch.randn(6, 36, generator=seeded(4))
-    before = model[1](inputs)
-    inside = nn.functional.softplus(before, beta=5.0)
-    assert goal.spread(inputs) == pytest.approx(min(before.std(), model[3](inside).std()).item())
-    balanced = goal.balanced(inputs)
-    assert balanced.importance["1.bias"] == pytest.approx(inputs.square().sum(1).mean().item())
-    duals = torch.randn(6, 3, generator=seeded(5))
-    left = (goal.vector["1.bias"] - goal.sums(inputs, duals)["1.bias"]).square().sum()
-    others = {n: v for n, v in balanced.importance.items() if n != "1.bias"}
-    without = replace(balanced, importance=others).loss(inputs, duals)
-    more = (balanced.importance["1.bias"] - 1) * left
-    assert (balanced.loss(inputs, duals) - without).item() == pytest.approx(more.item(), rel=1e-3)
 
 
 def test_parts_of_all_candidates_are_the_whole_and_smaller_ones_fall_too():

@@ -32,7 +32,7 @@ from remnant.progress import task
 from remnant.scoring import score, summarise
 from remnant.seeds import generator_for
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
-from remnant.solvers.descent.paper import SCALED
+from remnant.solvers.descent.paper import SHARPENED
 from remnant.sweep.table import Row
 from remnant.training import GradientDescent, recipe_from
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Stated, Status, Target
@@ -138,7 +138,8 @@ def attack_on(
 ) -> tuple[Candidates, float]:
     """What the attack of that name finds, and its CPU seconds."""
     target, ways = scene.target, dict[str, Attack]()
-    ways["hybrid"] = partial(by_descent, settings=replace(SCALED, features="hybrid", steps=steps))
+    hybrid = replace(SHARPENED, own_duals=True, features="hybrid", steps=steps)
+    ways["hybrid"] = partial(by_descent, settings=hybrid)
     ways["features"] = partial(through_features, evaluations=inversion)
     ways["exact"], ways["replay"] = NTK(preset="exact"), Informed()
     if name not in ways:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -40,17 +40,16 @@ class Objective:
     relus: Sequence[nn.Softplus]
     points: Sequence[Weights]
     vector: Weights
-    importance: Mapping[str, float] = field(default_factory=dict)  # of a bias; 1 where not named
 
     @property
     def square(self) -> float:
-        """|vector|^2, biases by their importance."""
-        return self._squared(self.vector).item()
+        """|vector|^2."""
+        return _squared(self.vector).item()
 
     def loss(self, inputs: Tensor, duals: Tensor) -> Tensor:
         """The whole residual's square; divide by `square` to compare models."""
         sums = self.sums(inputs, duals, create_graph=True)
-        return self._squared({name: value - sums[name] for name, value in self.vector.items()})
+        return _squared({name: value - sums[name] for name, value in self.vector.items()})
 
     def sums(self, inputs: Tensor, duals: Tensor, *, create_graph: bool = False) -> Weights:
         """sum_j sum_k alpha_jk grad f_k(x_j) itself, by name."""
@@ -60,46 +59,10 @@ class Objective:
             total = {name: total.get(name, 0.0) + value for name, value in found.items()}
         return total
 
-    def _squared(self, values: Weights) -> Tensor:
-        parts = [self.importance.get(n, 1.0) * v.square().sum() for n, v in values.items()]
-        return torch.stack(parts).sum()
-
     def anneal(self, temperature: float) -> None:
         """Sharpen every softplus that stands for a ReLU."""
         for softplus in self.relus:
             softplus.beta = temperature
-
-    def balanced(self, inputs: Tensor) -> Objective:
-        """A dense layer's bias counts as much as its weights do, which meet whole activations.
-
-        Where biases begin at 0 a network is homogeneous, and only what biases change by tells how
-        large an input is: a share that gets lost among hundreds of weights.
-        """
-        dense = {n: m for n, m in self.model.named_modules() if type(m) is nn.Linear}
-        counts = {
-            f"{name}.bias": max(1.0, float(given[0].square().sum(1).mean()))
-            for name, given in zip(dense, self._entering(dense.values(), inputs), strict=True)
-            if f"{name}.bias" in self.vector and given[0].ndim == 2
-        }
-        return replace(self, importance=counts)
-
-    def spread(self, inputs: Tensor) -> float:
-        """The least standard deviation of what enters a softplus that stands for a ReLU."""
-        spreads = [float(z.std()) for given in self._entering(self.relus, inputs) for z in given]
-        return min((s for s in spreads if s > 0), default=1.0)
-
-    @torch.no_grad()
-    def _entering(self, modules: Iterable[nn.Module], inputs: Tensor) -> list[list[Tensor]]:
-        """What enters each of these modules at the first point, at each of its calls."""
-        seen: dict[nn.Module, list[Tensor]] = {module: [] for module in modules}
-        hooks = [
-            module.register_forward_pre_hook(lambda mine, given: seen[mine].append(given[0]))
-            for module in seen
-        ]
-        call(self.model, inputs, self.points[0])
-        for hook in hooks:
-            hook.remove()
-        return list(seen.values())
 
 
 def objective(
@@ -167,11 +130,9 @@ class Descent:
     cosine: bool = False  # the rate falls to 0 as a cosine; the paper's stays
     double: bool = False  # float64
     batch: int | None = None  # candidates of a step, so that only their graph is held; None = all
-    # The paper's temperatures and duals suit the scale of its own networks. own_duals: duals and
-    # their rate are in that unit in which the first sum is as long as the evidence. scaled: that;
-    # temperatures in units of the least spread of what enters a ReLU; biases count as weights do.
+    # The paper's duals suit the scale of its own networks. own_duals: duals and their rate are in
+    # that unit in which the first sum is as long as the evidence.
     own_duals: bool = False
-    scaled: bool = False
 
     def __post_init__(self) -> None:
         if self.features not in ("initial", "final", "hybrid"):
@@ -201,8 +162,6 @@ SHARPENED = Descent(temperature=(10.0, 1000.0), cosine=True, steps=16_000)
 # their own unit. Those of such networks are a tenth and less of what the paper's range begins with,
 # and at its rate they would jump about the size that they ought to have.
 FAIR = Descent(own_duals=True, cosine=True, steps=16_000)
-# Paper 000's settings for networks of any scale, in an eighth of its steps.
-SCALED = Descent(scaled=True, temperature=(0.6, 60.0), cosine=True, steps=10_000)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -238,9 +197,7 @@ def descend(
         raise InputError(expected("descent: records", "1 or more", records))
     drawn = generator.get_state()  # only the start is drawn
     kept = checkpoint("descent", model, evidence, settings, shape, records, drawn)
-    goal, settings, inputs, duals, pace = _start(
-        model, evidence, settings, shape, records, generator
-    )
+    goal, inputs, duals, pace = _start(model, evidence, settings, shape, records, generator)
     part = Part(goal, settings.batch, generator) if settings.batch else None
     kind = torch.optim.Adam if part is None else torch.optim.SparseAdam
     adam = kind([{"params": [inputs]}, {"params": [duals]}])
@@ -339,11 +296,8 @@ def _start(
     shape: tuple[int, ...],
     records: int,
     generator: torch.Generator,
-) -> tuple[Objective, Descent, Tensor, Tensor, float]:
-    """The objective, the first candidates and duals, and the rate of duals over that of images.
-
-    See `Descent.scaled` for settings that come back in the network's own units.
-    """
+) -> tuple[Objective, Tensor, Tensor, float]:
+    """The objective, the first candidates and duals, and the rate of duals over that of images."""
     dtype = torch.float64 if settings.double else torch.float32
     points = settings.points(evidence)
     goal = objective(
@@ -354,16 +308,15 @@ def _start(
     width = call(goal.model, inputs[:1], goal.points[0]).shape[1] * len(points)
     uniform = torch.rand(count, width, generator=generator, dtype=torch.float64)
     duals, pace = ((2 * uniform - 1) * settings.dual_range).to(dtype), 1.0
-    if settings.scaled:
-        low, high = (end / goal.spread(inputs) for end in settings.temperature)
-        settings = replace(settings, temperature=(low, high))
-        goal.anneal(low)
-        goal = goal.balanced(inputs)
-    if settings.scaled or settings.own_duals:
+    if settings.own_duals:
         sums = goal.sums(inputs, duals)
         first = replace(goal, vector={name: sums[name] for name in goal.vector})
         pace = math.sqrt(goal.square / first.square)
-    return goal, settings, inputs.requires_grad_(), (pace * duals).requires_grad_(), pace
+    return goal, inputs.requires_grad_(), (pace * duals).requires_grad_(), pace
+
+
+def _squared(values: Weights) -> Tensor:
+    return torch.stack([v.square().sum() for v in values.values()]).sum()
 
 
 def normal(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
