@@ -41,24 +41,57 @@ TESTS: dict[str, str] = {
     "bounds/robustness": "test_bounds_rero.py test_bounds_blowup.py test_bounds_game.py "
     "-k not(monotone|template1|always)",
     "bounds/verdict": "test_bounds_game.py -k verdicts|clopper|accused|one_run",
+    "auditing/membership": "test_membership.py -k curve|exposure|heart|too_few|stand_out",
+    "solvers/dense/dropout": "test_dropout.py",
 }
 """Module -> the test files that are run for it, and which tests of them."""
 
-NAMED: dict[str, tuple[str, str, str]] = {
-    "solvers/spans": ("test_solvers_exact.py -k edge", "len(values) // 4", "len(values) // 2"),
-    "solvers/dense/duals": (
+ONLY: dict[str, tuple[str, ...]] = {
+    "solvers/dense/dropout": ("recover_dropped", "settle", "resimulate"),
+    "auditing/membership": ("tell", "exposures", "_unknown", "canaries"),
+}
+"""Of these modules only the functions that decide; the rest searches, or finds words."""
+
+NAMED: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "solvers/spans",
+        "test_solvers_exact.py -k edge",
+        "len(values) // 4",
+        "len(values) // 2",
+    ),
+    (
+        "solvers/dense/duals",
         "test_difference_certificate.py -k silent_neurons",
         "int(1.5 * count)",
         "int(.5 * count)",
     ),
-    "solvers/numerics": (
+    (
+        "solvers/numerics",
         "test_replay_parts.py -k climbs",
         "step * slope)",
         "step * slope + 1)",
     ),
-}
-"""Module -> tests, a line's part and a wrong one: changes that once passed all tests, in modules
-that are not gone through otherwise."""
+    (
+        "solvers/dense/certificate",
+        "test_difference_certificate.py",
+        "~(sure & agrees & near)",
+        "~(sure & agrees | near)",
+    ),
+    (
+        "solvers/dense/certificate",
+        "test_difference_certificate.py",
+        "(zero & firing)",
+        "(zero | firing)",
+    ),
+    (
+        "solvers/dense/resimulate",
+        "test_solvers_one_gradient.py -k kink",
+        "1e-5 * spread",
+        "1e-1 * spread",
+    ),
+)
+"""Module, tests, a line's part and a wrong one: changes that once passed all tests, made whatever
+the draw."""
 
 SWAPS: dict[type, type] = {
     ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq,
@@ -76,6 +109,7 @@ NAMES = {
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     module: str
+    tests: str
     where: str  # function or constant
     line: int
     change: str
@@ -159,17 +193,32 @@ class Replace(ast.NodeTransformer):
         return self.new if node is self.old else self.generic_visit(node)
 
 
+def source_of(module: str) -> str:
+    return (ROOT / "src" / "remnant" / f"{module}.py").read_text()
+
+
+def named(modules: Sequence[str]) -> Iterator[Mutant]:
+    """The changes of `NAMED` in these modules."""
+    for module, tests, old, new in NAMED:
+        if module not in modules:
+            continue
+        text = source_of(module)
+        assert text.count(old) == 1, f"{module}: {old!r} is not there once"
+        yield Mutant(
+            module=module,
+            tests=tests,
+            where="named",
+            line=text[: text.index(old)].count("\n") + 1,
+            change=f"[{old}] -> {new}",
+            source=text.replace(old, new),
+        )
+
+
 def mutants_of(module: str, each: int) -> list[Mutant]:
     """At most `each` changes of a module, in the order of its lines."""
-    text = (ROOT / "src" / "remnant" / f"{module}.py").read_text()
-    if module in NAMED:
-        _, old, new = NAMED[module]
-        assert text.count(old) == 1, f"{module}: {old!r} is not there once"
-        line = text[: text.index(old)].count("\n") + 1
-        source, change = text.replace(old, new), f"[{old}] -> {new}"
-        return [Mutant(module=module, where="", line=line, change=change, source=source)]
-    count = len(list(sites(ast.parse(text))))
-    order = list(range(count))
+    text, only = source_of(module), ONLY.get(module)
+    places = [where for where, _, _ in sites(ast.parse(text))]
+    order = [k for k, where in enumerate(places) if only is None or where in only]
     random.Random(0).shuffle(order)
     found = []
     for number in sorted(order[:each]):
@@ -178,6 +227,7 @@ def mutants_of(module: str, each: int) -> list[Mutant]:
         new = changed(node, way)
         mutant = Mutant(
             module=module,
+            tests=TESTS[module],
             where=where,
             line=getattr(node, "lineno", 0),
             change=f"{line_of(text, node)} -> {ast.unparse(new)}",
@@ -209,14 +259,13 @@ class Swapped(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, self.name, "exec"), vars(module))
 
 
-def run_tests(module: str, mutant: Mutant | None) -> int:
+def run_tests(tests: str, mutant: Mutant | None) -> int:
     """pytest's exit code, in this process, which has not imported remnant yet."""
     import pytest
 
     assert "remnant" not in sys.modules
     if mutant is not None:
         sys.meta_path.insert(0, Swapped(mutant))
-    tests = NAMED[module][0] if module in NAMED else TESTS[module]
     files, _, only = tests.partition(" -k ")
     args = [str(ROOT / "tests" / name) for name in files.split()]
     only = only.replace("|", " or ").replace("not(", "not (")
@@ -224,7 +273,7 @@ def run_tests(module: str, mutant: Mutant | None) -> int:
     return int(pytest.main([*args, "-x", "-q", "-p", "no:xdist", "--tb=no", "--no-header"]))
 
 
-def start(module: str, mutant: Mutant | None, silent: bool) -> int:
+def start(tests: str, mutant: Mutant | None) -> int:
     """The number of a process that runs the tests and exits as pytest does."""
     process = os.fork()
     if process:
@@ -232,11 +281,10 @@ def start(module: str, mutant: Mutant | None, silent: bool) -> int:
     code = 3
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
-        if silent:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-        code = run_tests(module, mutant)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        code = run_tests(tests, mutant)
     except BaseException:
         code = 1
     finally:
@@ -250,7 +298,7 @@ def run_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, str]:
     while waiting or going:
         while waiting and len(going) < jobs:
             mutant = waiting.pop()
-            going[start(mutant.module, mutant, True)] = mutant
+            going[start(mutant.tests, mutant)] = mutant
         process, status = os.waitpid(-1, 0)
         mutant = going.pop(process)
         code = os.waitstatus_to_exitcode(status)
@@ -279,21 +327,23 @@ def preload() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help=f"of {', '.join(TESTS)}; all if none")
+    known = list(dict.fromkeys([*TESTS, *(module for module, *_ in NAMED)]))
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(known)}; all if none")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--each", type=int, default=EACH, help="changes of a module at the most")
     given = parser.parse_args()
     preload()
-    modules = given.modules or [*NAMED, *TESTS]
+    modules = given.modules or known
+    mutants = [*named(modules)]
     for module in modules:
+        mutants += mutants_of(module, given.each) if module in TESTS else []
+    for tests in dict.fromkeys(mutant.tests for mutant in mutants):
         began = time.monotonic()
-        _, status = os.waitpid(start(module, None, True), 0)
+        _, status = os.waitpid(start(tests, None), 0)
         if status:
-            raise SystemExit(f"{module}: its tests fail without any change")
-        print(f"{module}: tests take {time.monotonic() - began:.1f} s", flush=True)
-    mutants = [mutant for module in modules for mutant in mutants_of(module, given.each)]
-    ended = run_all(mutants, given.jobs)
-    return conclude(ended)
+            raise SystemExit(f"{tests}: fail without any change")
+        print(f"{time.monotonic() - began:.1f} s: {tests}", flush=True)
+    return conclude(run_all(mutants, given.jobs))
 
 
 def conclude(ended: dict[Mutant, str]) -> int:

@@ -1,12 +1,15 @@
 """Batches behind gradients that were taken through dropout."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from remnant import Gradient, Knowledge, Status, Target, capture
+from remnant.solvers.dense.dropout import Tolerances, recover_dropped, resimulate, settle
+from remnant.solvers.dense.one_gradient import Layers
 from seeding import seeded
 
 RECORDS, FEATURES, WIDTH = 8, 30, 256
@@ -54,3 +57,72 @@ def test_nothing_is_certified_behind_dropout_of_the_inputs():
     assert found.status is Status.INCONCLUSIVE
     assert not any(found.stated.passed)
     assert "dropout before the first dense layer" in found.reason
+
+
+def planted(records=4, inputs=9, width=64, following=32):
+    """(layers, records n x (d+1), masks n x w): gradients that obey the equations exactly."""
+    draws = seeded(5)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=draws, dtype=torch.float64)
+
+    x = nn.functional.pad(draw(records, inputs), (0, 1), value=1.0)
+    first, next_weight, signals = draw(width, inputs + 1), draw(following, width), draw(4, 32)
+    first[0] -= (first[0] @ x[1] - 1e-6) / x[1].square().sum() * x[1]  # a kink of record 1
+    t = x @ first.T
+    fires = ((t > 0) & (torch.rand(t.shape, generator=draws) > 0.3)).double()
+    layers = Layers(
+        first=first,
+        first_gradient=(fires * (signals @ next_weight)).T @ x,
+        next_weight=next_weight,
+        next_gradient=signals.T @ (fires * t),
+        activation=nn.ReLU(),
+        bias=True,
+        last=False,
+        precision=1e-12,
+    )
+    return layers, x, fires
+
+
+def worst(layers, records, fires):
+    again = resimulate(layers, records, fires, Tolerances().kink)
+    return max(again.first, again.next)
+
+
+def test_records_and_masks_that_give_back_both_gradients_are_told_from_others():
+    layers, records, fires = planted()
+    allowed = Tolerances().returned
+    assert worst(layers, records, fires) < 1e-9
+    mixed = records.clone()
+    mixed[2] = 0.98 * records[2] + 0.02 * records[3]
+    assert worst(layers, mixed, fires) > allowed
+    t = (records @ layers.first.T).abs()
+    other = fires.clone()
+    other[0, t[0].argmax()] = 1 - fires[0, t[0].argmax()]  # as if dropout had treated it otherwise
+    assert worst(layers, records, other) > allowed
+    within = fires.clone()
+    within[1, 0] = 1 - fires[1, 0]  # within rounding of its kink: either side is right
+    assert worst(layers, records, within) < allowed
+
+
+def test_points_are_settled_with_the_masks_that_they_tell():
+    layers, records, fires = planted()
+    t = records @ layers.first.T
+    frames = [torch.linalg.qr(side.T)[0] for side in (t, fires * t)]
+    t = t * (8 / t.norm(dim=1, keepdim=True))
+    noise = [0.01 * torch.randn(t.shape, generator=seeded(k)).double() for k in (1, 2)]
+    got = settle(*frames, t + noise[0], fires * t + noise[1], Tolerances())
+    assert float(got.residual.max()) < Tolerances().exact
+    clear = t.abs() > 0.1
+    assert torch.equal(got.fires[clear], fires[clear])
+    assert float((got.y @ frames[0].T - t).abs().max()) < 1e-6
+
+
+def test_dropout_is_left_to_others_where_the_layers_do_not_tell_masks():
+    layers, _, _ = planted()
+    for change in ({"last": True}, {"bias": False}, {"next_weight": torch.zeros(3, 64)}):
+        assert recover_dropped(replace(layers, **change), generator=seeded()) is None
+    assert recover_dropped(layers, generator=seeded(), count=32) is None
+    found = recover_dropped(layers, generator=seeded(), count=4)
+    assert found is not None
+    assert found.counted == 4
