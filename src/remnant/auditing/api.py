@@ -72,7 +72,8 @@ def _run(case: Case, plan: Plan, path: Path, spec: Mapping[str, Any]) -> Audit:
 
 
 def key_of(value: Any) -> Any:
-    """A value as JSON that differs wherever the value does; tensors and records as hashes."""
+    """A value as JSON that is different wherever the value is; tensors, records and models stand
+    there as hashes."""
     if isinstance(value, Tensor):
         return hash_tensors({"": value})
     if isinstance(value, nn.Module):
@@ -96,14 +97,15 @@ def key_of(value: Any) -> Any:
 
 
 def hash_examples(examples: Examples) -> str:
-    """Of inputs, labels, ids and bounds: all that a finding tells of records."""
+    """A hash of inputs, labels, ids and bounds, all that a finding tells of records."""
     records = hash_tensors({"x": examples.inputs, "y": examples.labels})
     rest = {"ids": list(examples.ids), "bounds": key_of(examples.bounds)}
     return spec_hash({"records": records, **rest})
 
 
 def hash_model(model: nn.Module) -> str:
-    """Of weights and buffers, of every layer's kind and settings, and of the user's own code."""
+    """A hash of a model's weights and buffers, of the kind and settings of every layer, and of
+    the user's own code."""
     layers = []
     for name, module in model.named_modules():
         kind = type(module)

@@ -62,7 +62,7 @@ def assess_texts(
     public: Examples,
     generator: torch.Generator,
 ) -> Finding:
-    """The same of texts, which are compared token by token."""
+    """As `assess`, for texts, which are compared token by token."""
     rows, others = token_rows(truth.inputs), token_rows(public.inputs)
     scored = score_texts_with_nulls(
         truth.ids,
@@ -94,7 +94,8 @@ def finding_of(candidates: Candidates, attack: str, **scored: Any) -> Finding:
 
 
 def unit_of(truth: Examples, public: Examples) -> Scaling:
-    """In which records are compared: as they are, or a table's features by the spread of all."""
+    """The scale in which records are compared: images as they are, each feature of a table in
+    units of its spread over all records."""
     if truth.bounds is not None:
         return Scaling()
     every = torch.cat([truth.inputs, public.inputs.reshape(-1, *truth.shape).to(truth.inputs)])

@@ -31,10 +31,12 @@ class Canaries:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """`truth`: the records trained on. `holdout`, `public`: never trained on, disjoint.
+    """What is audited: a target, the records that it was trained on, and records of the same kind
+    that it was not.
 
-    `loss` is the training loss by name.
-    `ledger`: of a differentially private training, and the `delta` at which epsilon is told.
+    truth: the records trained on. holdout, public: never trained on, no record in two of the three.
+    loss: the training loss by name. ledger: what a differentially private training did, if it was
+    one; delta: at which its epsilon is told.
     """
 
     target: Target
@@ -65,8 +67,8 @@ class Case:
             raise InputError(expected("audit: holdout or public", "other records", got, do))
 
     def _check(self, what: str, examples: Examples) -> None:
-        """Refuse records of another kind than those trained on, none, and tables whose columns are
-        named or ordered otherwise."""
+        """Raises unless these records are of the kind of those trained on: not empty, of the
+        same shape, and for a table with the same columns in the same order."""
         truth, got = self.truth, examples.shape
         if examples.are_texts or truth.are_texts:
             if got != truth.shape or not examples.are_texts:
@@ -180,20 +182,20 @@ def halves(examples: Examples) -> tuple[Examples, Examples]:
 
 
 def same_length(*sets: Examples) -> list[Examples]:
-    """The sets with rows of one length, the longest's, so that they can be compared."""
+    """The sets with rows padded to one length, the longest's, so that they can be compared."""
     rows = widened(*(part.inputs for part in sets))
     return [replace(part, inputs=own) for part, own in zip(sets, rows, strict=True)]
 
 
 def widened(*rows: Tensor) -> list[Tensor]:
-    """Texts in rows of tokens, all as long as the longest."""
+    """Rows of tokens padded to the length of the longest."""
     width = max(part.shape[1] for part in rows)
     return [pad(part, (0, width - part.shape[1]), value=-1) for part in rows]
 
 
 def _prints(examples: Examples) -> list[bytes]:
-    """Each record as bytes, to find those that two sets share; images to half a grey level, so that
-    near copies are equal too."""
+    """Each record as bytes, by which records that two sets share are found. Images are rounded
+    to half a grey level first, so that near copies count as shared."""
     rows = examples.inputs.flatten(1).double()
     if examples.bounds is not None:
         low, high = examples.bounds

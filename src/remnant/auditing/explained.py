@@ -41,11 +41,12 @@ class Explained:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """One thing that the adversary knows of the first dense layer, and what follows from it.
+    """One thing that the adversary knows of the first dense layer, as a matrix, and what follows
+    from it about the records.
 
     form `span`: each row of `matrix` is a combination of the training inputs, apart from a multiple
-    of `start` that weight decay took off. form `sum`: `matrix` is a sum of the records' gradients
-    with weights of one sign.
+    of `start` that weight decay took off. form `sum`: `matrix` is a sum of the records' gradients,
+    all with weights of 0 or more.
     """
 
     form: Form

@@ -1,4 +1,5 @@
-"""How well the released model fits each record: is what it fits best what it gives away?"""
+"""How well the released model fits each record: the page shows beside it which records came
+back, since those that are fitted best need not be those given away."""
 
 from __future__ import annotations
 
@@ -62,19 +63,20 @@ def _losses_of_texts(model: nn.Module, examples: Examples) -> list[float] | None
 
 
 def speaks(case: Case) -> bool:
-    """Whether the model is one of language, with outputs at each place, and labels mean nothing."""
+    """Whether the model is a language model, which has outputs at each place of a text, so that
+    labels mean nothing."""
     return bool(_speaks(case.target.model.eval(), case.truth))
 
 
 def _speaks(model: nn.Module, texts: Examples) -> bool | None:
-    """The same; None where its outputs are no tensor."""
+    """As `speaks`; None where the model's outputs are no tensor."""
     with torch.no_grad():
         outputs = outputs_for(model, texts.inputs[:1])
     return outputs.ndim == 3 if isinstance(outputs, Tensor) else None
 
 
 def _outputs(case: Case, examples: Examples, model: nn.Module) -> tuple[Tensor, Tensor, str]:
-    """Outputs n x c, labels as a loss takes them, and which loss that is."""
+    """The outputs (n x c), the labels in the form that the loss takes, and which loss that is."""
     like = next(model.parameters())
     inputs = case.target.scaling.to_model(examples.inputs.reshape(-1, *case.target.input_shape))
     with torch.no_grad():

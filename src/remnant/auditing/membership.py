@@ -1,9 +1,10 @@
-"""Can records that were trained on be told from others? A floor for every model.
+"""Can records that were trained on be told from others? That is the least that any model may give
+away.
 
-Membership is no reconstruction: it never makes an audit red or green. Where nothing comes back it
-says all the same how far the model has taken its records to heart. Each test gives every record a
-score that is lower for those trained on, and compares them with strangers: the loss under the
-released model; how far it fell since the initial weights; and, where shadow models can be trained
+Telling members is no reconstruction, so it never decides a verdict. Where no record comes back it
+says all the same how much the model remembers of its records. Each test gives every record a score
+that is lower for those trained on and compares them with strangers: the loss under the released
+model; how far it fell since the initial weights; and, where shadow models can be trained
 (`shadow_models`), the likelihood of having been trained on.
 """
 
@@ -29,11 +30,12 @@ Score = tuple[str, str, Scores, Scores]  # its name, what the adversary holds, r
 
 
 def tell(score: str, holds: str, members: Scores, strangers: Scores) -> dict[str, Any]:
-    """How well a score, lower for members, tells them from strangers: JSON values.
+    """How well a score, lower for members, tells members from strangers: JSON values.
 
-    auc, the area under the curve, tpr and fpr come with their 95% intervals; p: that chance did it.
-    fpr: the share of strangers taken for members at the threshold, at most `Rules.false_alarms`,
-    and fpr_high what it may be; tpr: the share of members found there.
+    auc: the area under the curve. fpr: the share of strangers taken for members at a threshold,
+    chosen so that it is at most `Rules.false_alarms`; fpr_high: what that share may be in truth.
+    tpr: the share of members found at that threshold. auc and tpr have 95% intervals (_low, _high).
+    p: the probability that chance separates them so well.
     """
     mine, theirs = np.asarray(members, float), np.sort(np.asarray(strangers, float))
     n, s = len(mine), len(theirs)
@@ -117,6 +119,7 @@ def _scores(case: Case, strangers: Strangers) -> list[Score]:
 
 
 def _unknown(strangers: Strangers, scores: Sequence[Score]) -> str:
+    """Why nothing can be said of membership, empty where something can."""
     if not scores:
         return "the model has no loss that a record can be given"
     if len(scores[0][3]) < RULES.fewest_strangers:
@@ -127,7 +130,8 @@ def _unknown(strangers: Strangers, scores: Sequence[Score]) -> str:
 
 
 def canaries(case: Case) -> dict[str, Any] | None:
-    """How many planted canaries the model fits better than all but a few that were not planted."""
+    """How many planted canaries the model fits better than nearly all canaries that were not
+    planted; None without canaries."""
     if case.canaries is None:
         return None
     planted, unplanted = case.canaries.planted, case.canaries.unplanted

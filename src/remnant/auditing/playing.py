@@ -31,10 +31,12 @@ Targets = int | tuple[str, ...] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How an audit is done. `settings`: fields of attacks, by attack. `budget`: CPU seconds.
+    """How an audit is to be done.
 
-    `targets`: for adversaries who know all records but one, how many are left out in turn, or
-    which (ids). `control`: of every attack, of none, or (None) where it decides the verdict.
+    settings: by attack, fields that differ from the defaults. budget: CPU seconds for all attacks.
+    targets: for adversaries who know all records but one, how many records are left out in turn, or
+    which (ids). control: whether each attack is tried on a twin: always, never, or (None) where
+    that decides the verdict.
     """
 
     attacks: Sequence[str] | None = None
@@ -66,9 +68,10 @@ class Stage:
 
 
 def play(stage: Stage, name: str, attack: Attack, *, on: str = "attack") -> Candidates:
-    """Run the attack, or take what an interrupted audit left; once for each record left out.
+    """What the attack finds, or what an interrupted audit kept of it. An adversary who knows all
+    records but one is played once for each record left out.
 
-    on: what it is played for, which names its random draws and what is kept.
+    on: "attack" or "control"; it names the random draws and what is kept.
     """
     case, plan = stage.case, stage.plan
     leave = attack.about.leave_one

@@ -56,7 +56,8 @@ def preflight(
 
 
 def _would_help(attack: Attack, case: Case) -> bool:
-    """Whether the adversary lacks a part of Knowledge, and would exist if it had any such part."""
+    """Whether the attack does not apply because a part of `Knowledge` is missing, and would with
+    it."""
     held, like = case.target.knowledge, dict(case.target.weights)
     missing = attack.about.missing
     if not missing or getattr(held, missing) is not None:
@@ -79,7 +80,7 @@ def chosen(attacks: Sequence[str] | None) -> list[str]:
 
 
 def billions_a_second() -> float:
-    """Billions of multiply-adds that this machine does in a second, by a probe of some 50 ms."""
+    """Billions of multiply-adds that this machine does in a second, measured in some 50 ms."""
     a = torch.rand(512, 512)
     a @ a
     begun, done = time.process_time(), 0  # as a budget counts, whatever else is running
@@ -90,7 +91,7 @@ def billions_a_second() -> float:
 
 
 def free_memory() -> float:
-    """Bytes that are free, as far as the system tells."""
+    """Free memory in bytes, as far as the system tells."""
     try:
         text = Path("/proc/meminfo").read_text()
         return float(text.partition("MemAvailable:")[2].split()[0]) * 1024

@@ -31,7 +31,11 @@ from remnant.types import Candidates, Scaling
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """A case as training saw it, with its strangers and candidates; tries: how many ways were."""
+    """A case with its records as training saw them, with strangers prepared alike and the
+    candidates.
+
+    tries: how many preparations were compared: chance had as many tries, and proofs count them.
+    """
 
     case: Case
     strangers: Strangers
@@ -40,12 +44,13 @@ class Prepared:
 
 
 def prepared(case: Case, found: Candidates, strangers: Strangers, *, least: int = 3) -> Prepared:
-    """The preparation under which most certified candidates are declared records; as given, unless
-    another makes more of them so.
+    """The preparation under which most certified candidates are declared records; the case as it is
+    given, unless another makes more of them so.
 
-    least: so many must be of a scaling, and most of those certified, and none as given. Two numbers
-    fitted to a record make it any other of its kind (a shape at another strength); it takes further
-    records under the same map to tell that it is one.
+    least: a scaling is believed only if at least so many, and most of those certified, become
+    declared records by it, and none was as given: two fitted numbers can turn a record into another
+    of its kind, and only further records under the same map show that it is the one used in
+    training.
     """
     best = given = Prepared(case=case, strangers=strangers, found=found)
     passed, _ = marks(found)

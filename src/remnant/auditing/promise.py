@@ -94,10 +94,8 @@ def promised(ledger: Ledger, delta: float) -> dict[str, Any]:
 
 
 def chance_of_a_guess(truth: Examples, public: Examples) -> float:
-    """At most so often does a guess without the model correlate above `Rules.near`.
-
-    As the public records tell. Correlation is distance between centred records of length one.
-    """
+    """An upper bound, by public records, on how often a guess made without the model correlates
+    above `Rules.near` with a record."""
     unit, drawn = unit_of(truth, public), generator_for(0, "prior")
     some = torch.randperm(len(public), generator=drawn)[: RULES.prior_points]
     rows = unit.to_model(public.inputs[some]).flatten(1).double()

@@ -51,7 +51,8 @@ from remnant.types import Candidates, Examples, Finding
 
 
 def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
-    """Everything, attack by attack; returns what it wrote as finding.json, with the page."""
+    """The whole audit, attack by attack, with its bundle and page; returns what it wrote as
+    finding.json."""
     held = case.target.knowledge
     # The adversary is told the loss, and how many records there are unless the user says it: hardly
     # a secret, and attacks that need them would otherwise prove nothing.
@@ -242,8 +243,9 @@ def _proved(stage: Stage, name: str, found: Candidates, tries: int = 1) -> Findi
 
 
 def _unbounded(stage: Stage, name: str, attack: Attack) -> Prepared | None:
-    """What comes back without the data's bounds, if that is declared records under a scaling that
-    was not given: with it forgotten, no true candidate lies within them."""
+    """The preparation that comes to light when the attack runs without the data's bounds, if
+    that makes declared records of its candidates: where a scaling was forgotten, no true
+    candidate lies within the bounds."""
     target = stage.case.target
     given = bool((target.scaling.mean != 0).any() or (target.scaling.std != 1).any())
     if target.bounds is None or given:

@@ -1,4 +1,8 @@
-"""Which gradient each record adds, and with which sign: the objectives of 003 and 004.
+"""Which gradient each record adds to the weights, and with which sign: the objectives of 003 and
+004.
+
+At a stationary point under weight decay the weights are a sum of gradients of the network's outputs
+at the records, each in a direction in output space and with a dual, a number that says how much:
 
 margin  the distance to the nearest boundary, dual >= 0: y f (one output), f_y - max_{j != y} f_j
 soft    e_y - softmax over the others, dual >= 0: exactly what cross-entropy's gradient points along
@@ -22,7 +26,8 @@ OBJECTIVES: tuple[Objective, ...] = ("margin", "soft", "free")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Duals:
-    """How raw numbers become duals. labels: m classes (0 and 1 for one output)."""
+    """Turns the raw numbers that a descent moves into duals and directions. labels: m classes (0
+    and 1 for one output)."""
 
     objective: Objective
     labels: Tensor
@@ -31,7 +36,8 @@ class Duals:
     first: float = TOLERANCES.first_dual  # where they begin, above their least
 
     def start(self, starts: int, dtype: torch.dtype) -> Tensor:
-        """Raw numbers, k x m, or k x m x c for several free outputs."""
+        """The raw numbers to begin with: k x m, or k x m x c where several outputs have free
+        duals."""
         m = len(self.labels)
         if self.objective == "free":
             if self.outputs == 1:  # half of either sign: records lie on both sides of the fit
@@ -49,15 +55,19 @@ class Duals:
         return self.least + F.softplus(raw)
 
     def joined(self, raw: Tensor, member: Tensor, count: int, starts: int) -> Tensor:
-        """Raw numbers of `count` candidates, each what its members, n out of all starts, add up to.
+        """Raw numbers of `count` merged candidates, so that the dual of each is the sum of its
+        members' duals over the number of starts.
 
-        raw: n, or n x c, of members in a mean of so many starts; member: n, whose each is."""
+        raw: n, or n x c, of the members. member: n, into which candidate each is merged. starts:
+        how many starts they come from.
+        """
         amounts = raw if self.objective == "free" else F.softplus(raw)
         total = amounts.new_zeros(count, *raw.shape[1:]).index_add(0, member, amounts) / starts
         return total if self.objective == "free" else _raw(total)
 
     def directions(self, raw: Tensor, outputs: Tensor) -> Tensor:
-        """km x c, from the outputs at the candidates."""
+        """The direction in output space (km x c) of each candidate's gradient, from the outputs
+        there."""
         if self.objective == "free":
             if self.outputs == 1:
                 return torch.ones_like(outputs)
@@ -74,11 +84,11 @@ class Duals:
 
 
 def _raw(amounts: Tensor) -> Tensor:
-    """The numbers whose softplus these are."""
+    """The raw numbers whose softplus the given amounts are."""
     amounts = amounts.clamp(min=1e-12)
     return amounts + torch.log(-torch.expm1(-amounts))
 
 
 def balanced_labels(m: int, outputs: int) -> Tensor:
-    """m classes, as even as can be."""
+    """m classes, equally many of each as far as possible."""
     return torch.arange(m) % max(outputs, 2)

@@ -29,11 +29,13 @@ from remnant.solvers.kkt.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Of what is held against candidates beside the misfit, at one moment of the descent.
+    """The weights, at one step of the descent, of what counts against candidates besides the misfit
+    of all together.
 
-    sharpness: of ReLU's slope, in units of pre-activations. whiten: power of the first layer's
-    singular values by which its misfit is divided. columns, rows: of a candidate's own share
-    outside these spaces. sizes: of coordinates, against what is expected of them.
+    sharpness: of the smoothed ReLU's slope, in units of pre-activations. whiten: power of the first
+    layer's singular values by which its misfit is divided. columns, rows: of the share of a
+    candidate's own signal, or features, outside the spaces that hold the records'. sizes: of
+    coordinates, against the sizes that are expected of them.
     """
 
     sharpness: float
@@ -59,15 +61,17 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """sums: per layer what candidates add up to, and to its bias if there is one. apart: k, the
-    weighted sum of what is held against each."""
+    """The parts of the objective. sums: for each layer what all candidates add up to, and for
+    its bias if there is one. apart: k, the weighted sum of what counts against each candidate by
+    itself."""
 
     sums: list[Tensor]
     apart: Tensor
 
 
 def forward(problem: Problem, s: Tensor) -> Pass:
-    """At coordinates k x m x r; rows of the result are k * m."""
+    """One pass through the layers at coordinates s (k x m x r); the rows of its matrices are the
+    k m candidates."""
     h = s.flatten(0, 1)
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
@@ -86,7 +90,8 @@ def forward(problem: Problem, s: Tensor) -> Pass:
 def signals(
     problem: Problem, seen: Pass, direction: Tensor, sharpness: float, spreads: Sequence[float]
 ) -> list[Tensor]:
-    """Per layer, what arrives at its outputs; ReLU's slope is sigmoid(sharpness z / spread)."""
+    """For each layer the derivative, along each candidate's direction, by what the layer
+    returns; ReLU's slope is smoothed to sigmoid(sharpness z / spread)."""
     found = [direction]
     for i in range(len(problem.terms) - 1, 0, -1):
         z = seen.outputs[i - 1]
@@ -176,10 +181,9 @@ def variation(problem: Problem, s: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objective:
-    """The objective at one step. pixels: those held against the box, None for all.
-
-    spreads: of hidden layers' pre-activations, as last looked at.
-    """
+    """The objective at one step of the descent. pixels: those that are held against the box,
+    None for all. spreads: of the hidden layers' pre-activations, as they were when last
+    computed."""
 
     problem: Problem
     duals: Duals

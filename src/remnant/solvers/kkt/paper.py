@@ -50,7 +50,7 @@ class Descended:
 
 
 def drawn(generator: torch.Generator, *, steps: int, **fixed: float | None) -> Descent:
-    """Hyperparameters at random from the papers' ranges, but for those that are given."""
+    """Hyperparameters drawn from the papers' ranges, apart from those that are given."""
     values = {}
     for name, (low, high) in RANGES.items():
         u = float(torch.rand((), generator=generator, dtype=torch.float64))

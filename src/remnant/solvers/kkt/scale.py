@@ -17,9 +17,11 @@ from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 def scaled_to_box(
     inputs: Tensor, low: Tensor, high: Tensor, *, told: bool, tolerances: Tolerances = TOLERANCES
 ) -> Tensor:
-    """m x d at the largest scale in the box; as they are if `told` and data do not fill the box.
+    """Candidates (m x d) at the largest scale at which they fit the box; unchanged if `told` and
+    data of this kind do not fill it.
 
-    told: the weights tell the scale, nearly, as a softmax over several outputs does.
+    told: the weights nearly determine the scale by themselves, as a softmax over several outputs
+    does.
     """
     low, high = low.flatten(), high.flatten()
     scaled = inputs * largest_in_box(inputs, low, high, tolerances)[:, None]

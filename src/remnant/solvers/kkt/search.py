@@ -34,10 +34,9 @@ from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The descent's settings; sharpness is of the smoothed ReLU, in units of pre-activations.
-
-    columns, rows and sizes are what they come to with as many records as neurons in a layer.
-    """
+    """Settings of the descent. sharpness: of the smoothed ReLU, in units of pre-activations.
+    columns, rows, sizes: the weights (`objective.Weights`) that are reached where there are as
+    many records as neurons in a layer."""
 
     steps: int = 600
     lr: float = 0.2
@@ -54,7 +53,8 @@ class Search:
     tolerances: Tolerances = TOLERANCES
 
     def weights(self, share: float) -> Weights:
-        """At that share of the descent: what rises is geometric over the first 70%."""
+        """The weights at that share (0 to 1) of the descent; those that rise do so by a constant
+        factor a step until 70% of it."""
         risen = min(1.0, share / 0.7)
         sharpness, rows = (a * (b / a) ** risen for a, b in (self.sharpness, self.rows))
         return Weights(
@@ -68,7 +68,7 @@ class Search:
         )
 
     def last(self) -> Search:
-        """The same, from where the starts ended."""
+        """The settings of the last short descent, which continues from where the starts ended."""
         return replace(
             self,
             steps=self.last_steps,
@@ -80,11 +80,11 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """k starts of m candidates: inputs k x m x d, outputs k x m x c; u (in units of expected sizes)
-    and raw are what the descent ended with.
+    """What a descent ended with: k starts of m candidates.
 
-    misfit: k x layers. worth: k x m, how much the weights speak for each, in deviations. trace: the
-    objective's mean over starts along the way.
+    inputs: k x m x d. outputs: k x m x c. u: coordinates, in units of expected sizes; raw: numbers
+    behind the duals. misfit: k x layers. worth: k x m, how much the weights speak for each
+    candidate, in standard deviations. trace: the objective's mean over starts along the way.
     """
 
     inputs: Tensor
@@ -128,10 +128,8 @@ def agreed(
 
 
 def settled(found: Found, tolerances: Tolerances = TOLERANCES) -> Found:
-    """The starts that have come to rest; never fewer than two, or the better half.
-
-    The others agree with nothing, and would only lower the share of starts that agree.
-    """
+    """The starts that have come to rest, but at least two and at least the better half of all;
+    the others agree with nothing and would only lower the share of starts that agree."""
     total = found.misfit.sum(1)
     better = total.sort().values[: max(2, len(total) // 2)]
     rest = total <= torch.maximum(tolerances.settled * better[0], better[-1])
@@ -144,8 +142,8 @@ def settled(found: Found, tolerances: Tolerances = TOLERANCES) -> Found:
 def pool(
     problem: Problem, duals: Duals, search: Search, found: Found, generator: torch.Generator
 ) -> Pooled:
-    """As many candidates as a start has: clusters of what is alike, the likeliest, descended from
-    once more, all together."""
+    """As many candidates as one start has: the likeliest clusters of candidates that are alike,
+    descended from once more, all together."""
     k, m = found.worth.shape
     groups = cluster(found.inputs)
     order = (rank(found, groups)).argsort(descending=True, stable=True)[:m]
@@ -169,7 +167,8 @@ def pool(
 
 
 def rank(found: Found, groups: Clusters) -> Tensor:
-    """c: how likely a cluster is a record, by what its members are worth and starts agree on."""
+    """How likely each of c clusters is a record: by its members' worth and by how far starts
+    agree on it."""
     member, worth = groups.member.flatten(), found.worth.flatten().double()
     total = torch.zeros(len(groups), dtype=torch.float64).index_add(0, member, worth)
     mean: Tensor = total / torch.bincount(member, minlength=len(groups))
@@ -265,7 +264,7 @@ def _found(
 
 
 def _deviations(values: Tensor) -> Tensor:
-    """Of each start's mean, in deviations; 0 where all are alike."""
+    """Each start's values in standard deviations from its mean; 0 where all values are alike."""
     return (values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True).clamp(min=1e-6)
 
 
