@@ -9,7 +9,7 @@ from torch import nn
 from remnant.attacks import NTK
 from remnant.data import load, split
 from remnant.errors import InputError
-from remnant.models import build, linearise
+from remnant.models import Linearised, build
 from remnant.scoring import centred_correlation, squared_l2
 from remnant.solvers.descent.paper import SHARPENED, Descent
 from remnant.solvers.descent.projected import Projected
@@ -80,7 +80,7 @@ def test_projected_candidates_look_like_records():
 def test_a_linearised_network_is_solved_by_the_lifted_equations():
     model = build("mlp:64-128-128-1", generator=seeded(1), dtype=torch.float64)
     examples = dataclasses.replace(SIDES.train, labels=(SIDES.train.labels % 2))
-    line = linearise(model)
+    line = Linearised(model)
     solved = solve_linearised(line, examples, scaling=SCALING)
     known = Knowledge(initial=solved.initial)
     final = build("mlp:64-128-128-1", generator=seeded(1), dtype=torch.float64)

@@ -246,7 +246,7 @@ def test_bad_flags_are_one_line(tmp_path, monkeypatch, capsys, arguments, words)
         (["--mean", "public"], "give --public"),
         (["--std", "0"], "std"),
         (["--bounds", "1,0"], "--bounds"),
-        (["--records", "0"], "--records: expected greater than or equal to 1, got 0"),
+        (["--records", "0"], "--records: expected at least 1, got 0"),
         (["--model", "mlp:10-10-10"], "expected"),
         (["--model", "mlp:"], "mlp:"),
         (["--model", "nothing.py:make"], "nothing.py"),

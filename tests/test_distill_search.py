@@ -15,7 +15,7 @@ from remnant.distill.search import begin, loss_at
 from remnant.errors import InputError
 from remnant.gradients import gram
 from remnant.kernels import Dense
-from remnant.models import build, linearise
+from remnant.models import Linearised, build
 from remnant.solvers.descent.paper import Descent
 from remnant.training import solve_linearised
 from remnant.types import Examples, Knowledge, Scaling, Target
@@ -87,7 +87,7 @@ def test_distilled_digits_do_better_than_as_many_random_ones(digits):
 
 def test_a_network_alone_gives_distilled_images(digits):
     x, y, test, classes = digits
-    model = linearise(build("mlp:64-128-1", generator=seeded(2), init="normal"))
+    model = Linearised(build("mlp:64-128-1", generator=seeded(2), init="normal"))
     records = Examples(inputs=x, labels=y, ids=tuple(map(str, range(60))), bounds=None)
     trained = solve_linearised(model, records, scaling=Scaling())
     target = Target(
@@ -112,9 +112,9 @@ def test_a_network_alone_gives_distilled_images(digits):
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(InputError, match="method: expected kip or rkip"):
+    with pytest.raises(InputError, match="method: expected 'kip' or 'rkip'"):
         Distillation(method="other")
-    with pytest.raises(InputError, match="images: expected 1 or more, got 0"):
+    with pytest.raises(InputError, match="images: expected at least 1, got 0"):
         Distillation(images=0)
     with pytest.raises(InputError, match="lr: expected more than 0"):
         Distillation(lr=0.0)

@@ -64,7 +64,7 @@ def test_float32_coefficients_are_known_to_be_coarse(tmp_path):
         ({"coef": [float("nan"), 1.0]}, "coef: expected finite numbers in even rows"),
         ({"coef": []}, "coef: expected d numbers or c x d, got shape (1, 0)"),
         ({"intercept": [1.0, 2.0]}, "intercept: expected 1 numbers, got 2"),
-        ({"penalty": -1.0}, "penalty: expected greater than or equal to 0, got -1.0"),
+        ({"penalty": -1.0}, "penalty: expected at least 0, got -1.0"),
         ({"penalty": [1, 2]}, "penalty: expected a valid number, got a list of 2"),
         ({"coef": [10**400, 1]}, "coef: expected finite numbers in even rows, got a list of 2"),
         ({"penalty": 10**400}, "penalty: expected"),

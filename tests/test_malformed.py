@@ -92,7 +92,7 @@ FLAGS = {
     "mean of another shape": ({"mean": "1,2,3"}, "1 or 1 numbers"),
     "mean of nothing": ({"mean": "none.safetensors"}, "no such file"),
     "bounds that fall": ({"bounds": "1,0"}, "two rising numbers"),
-    "shape below 0": ({"shape": "-1x64"}, "shape.0: expected greater than"),
+    "shape below 0": ({"shape": "-1x64"}, "shape.0: expected at least"),
     "another shape": ({"shape": "1x9x9"}, "64 numbers"),
     "an unknown loss": ({"loss": "hinge"}, "hinge"),
     "a gradient of another model": ({"gradient": "{good}/other.safetensors"}, "--gradient"),

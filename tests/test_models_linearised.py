@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-from remnant.models import ACTIVATIONS, build, linearise, load_weights, read_weights, save_weights
+from remnant.models import ACTIVATIONS, Linearised, build, load_weights, read_weights, save_weights
 from seeding import seeded
 
 MODELS = [f"mlp:6-5-3:{name}" for name in ACTIVATIONS]
@@ -33,7 +33,7 @@ def shifted(model, start, step, scale, x):
 @pytest.mark.parametrize("text", MODELS)
 def test_it_has_the_base_models_value_and_slope(text):
     model, x, step = made(text)
-    linear = linearise(model)
+    linear = Linearised(model)
     start = {name: p.detach() for name, p in model.named_parameters()}
     assert torch.equal(linear(x), model(x))
     h = 1e-6
@@ -45,7 +45,7 @@ def test_it_has_the_base_models_value_and_slope(text):
 @pytest.mark.parametrize("text", MODELS)
 def test_it_is_linear_in_its_parameters(text):
     model, x, step = made(text)
-    linear = linearise(model)
+    linear = Linearised(model)
     start = linear.start
     one = shifted(linear, start, step, 1.0, x) - linear(x)
     torch.testing.assert_close(shifted(linear, start, step, -30.0, x) - linear(x), -30 * one)
@@ -55,7 +55,7 @@ def test_it_is_linear_in_its_parameters(text):
 @pytest.mark.parametrize("text", ["mlp:6-5-3", "cnn:2x6x6-c3k3-m2-4-2"])
 def test_its_gradient_is_the_base_models_at_the_start_wherever_it_is(text):
     model, x, step = made(text)
-    linear = linearise(model)
+    linear = Linearised(model)
     with torch.no_grad():
         for name, p in linear.named_parameters():
             p += step[name]
@@ -77,7 +77,7 @@ def test_its_gradient_is_the_base_models_at_the_start_wherever_it_is(text):
 
 def test_training_it_leaves_the_base_alone():
     model, x, _ = made("mlp:6-5-3")
-    linear = linearise(model)
+    linear = Linearised(model)
     kept = deepcopy(model.state_dict())
     optimiser = torch.optim.SGD(linear.parameters(), lr=0.01)
     losses = []
@@ -96,20 +96,20 @@ def test_training_it_leaves_the_base_alone():
 
 def test_its_weights_save_and_load_as_the_base_models(tmp_path):
     model, x, step = made("cnn:2x6x6-c3k3-m2-4-2")
-    linear = linearise(model)
+    linear = Linearised(model)
     assert list(linear.state_dict()) == list(model.state_dict())
     assert [n for n, _ in linear.named_parameters()] == [n for n, _ in model.named_parameters()]
     theta = {name: p.detach() + step[name] for name, p in model.named_parameters()}
     save_weights(tmp_path / "w.safetensors", theta)
     load_weights(linear, read_weights(tmp_path / "w.safetensors"))
-    assert torch.equal(linear(x), functional_call(linearise(model), theta, (x,)))
+    assert torch.equal(linear(x), functional_call(Linearised(model), theta, (x,)))
     load_weights(model, linear.state_dict())
     assert torch.equal(model[0].weight, theta["0.weight"])
 
 
 def test_it_moves_and_copies_whole():
     model, x, step = made("mlp:6-5-3")
-    linear = linearise(model)
+    linear = Linearised(model)
     load_weights(linear, {name: p + step[name] for name, p in model.named_parameters()})
     copy = deepcopy(linear).float()
     assert copy(x.float()).dtype == torch.float32
@@ -141,7 +141,7 @@ def test_it_takes_any_module():
     torch.manual_seed(0)
     model = Own().double().eval()
     model.norm.running_mean += 1
-    linear = linearise(model)
+    linear = Linearised(model)
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
     assert list(linear.state_dict()) == list(model.state_dict())
     assert not linear.training

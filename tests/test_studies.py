@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from remnant.cli import Parser, study
+from remnant.cli import Parser, main, study
 from remnant.cli.common import carry_out
 from remnant.data import load
 from remnant.errors import DataError, InputError
@@ -19,7 +19,6 @@ from remnant.experiments.paper_002 import digit_pair, measure_deep
 from remnant.experiments.studies import STUDIES
 from remnant.experiments.study import (
     Figure,
-    Flags,
     adjusted,
     cells,
     rank_correlation,
@@ -330,7 +329,7 @@ def test_the_headline_has_a_sheet_of_what_came_back(results):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_quick_grid_has_the_settings_of_the_whole_one(name):
     study = STUDIES[name]
-    whole, quick = (cells(adjusted(study, Flags(quick=q), 3)) for q in (False, True))
+    whole, quick = (cells(adjusted(study, {}, 3, quick=q)) for q in (False, True))
     assert 0 < len(quick) <= len(whole)
     assert all(asked["seed"] == 3 for _, asked in quick)
     seeds = {asked["seed"] for _, asked in whole}
@@ -339,17 +338,17 @@ def test_every_quick_grid_has_the_settings_of_the_whole_one(name):
 
 def test_flags_stand_in_place_of_a_setting_alone_or_among_others():
     noise = STUDIES["gradient-noise"]
-    values = adjusted(noise, Flags(width=(64, 128), records=(5,), seeds=2), 7)
+    values = adjusted(noise, {"width": (64, 128), "records": (5,)}, 7, 2)
     assert values["width records"] == [(64, 5), (128, 5)]
     assert values["seed"] == [7, 8]
     varied, asked = cells(values)[1]
     assert varied == {"width": 64, "records": 5, "noise": 0.0, "seed": 8}
     assert asked == varied | {"patience": 5, "data": "mnist"}
     onion = STUDIES["onion"]
-    values = adjusted(onion, Flags(data=("digits", "mnist"), width=(40,)), 0)
+    values = adjusted(onion, {"data": ("digits", "mnist"), "width": (40,)}, 0)
     assert (values["width"], values["data"]) == (40, ["digits", "mnist"])
     assert shown_columns(onion, values)[0] == "data"
-    assert shown_columns(onion, adjusted(onion, Flags(), 0)) == list(onion.columns)
+    assert shown_columns(onion, adjusted(onion, {}, 0)) == list(onion.columns)
 
 
 @pytest.mark.parametrize(
@@ -357,14 +356,24 @@ def test_flags_stand_in_place_of_a_setting_alone_or_among_others():
     [
         ("gradient-dimension", {"records": (3,)}, "--records: expected none"),
         ("gradient-dimension", {"data": ("mnist",)}, "--data: expected none"),
-        ("kkt-grid", {"width": (0,)}, "--width: expected 1 or more, got 0"),
-        ("kkt-grid", {"seeds": -1}, "--seeds: expected 1 or more, got -1"),
-        ("kkt-grid", {"seeds": 0}, "--seeds: expected 1 or more, got 0"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(name, flags, text):
     with pytest.raises(InputError, match=text):
-        adjusted(STUDIES[name], Flags(**flags), 0)
+        adjusted(STUDIES[name], flags, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--width", "0"], "--width.0: expected at least 1, got '0'"),
+        (["--init", "0.1,inf"], "--init.1: expected a finite number, got 'inf'"),
+        (["--seeds", "0"], "--seeds: expected 1 to 1000000, got 0"),
+    ],
+)
+def test_flags_of_no_size_are_refused(flags, text, capsys):
+    assert main(["study", "kkt-grid", *flags]) == 2
+    assert text in capsys.readouterr().err
 
 
 def test_figures_fill_in_names_and_leave_out_what_a_row_has_not():

@@ -293,7 +293,7 @@ def test_named_spaces_are_of_fields_that_attacks_have():
     [
         ({"attack": "magic"}, "attack: expected one of ntk"),
         ({"space": "best"}, "space best: expected one of default, papers"),
-        ({"answer": "worst"}, "search: answer: expected pool or best, got 'worst'"),
+        ({"answer": "worst"}, "search: answer: expected 'pool' or 'best', got 'worst'"),
         ({"attack": "ntk", "space": "papers"}, "space papers: expected one for kkt, got ntk"),
         ({"space": {"speed": [1]}}, "settings of kkt: expected some of preset"),
         ({"space": {}}, "at least one field"),
@@ -310,10 +310,10 @@ def test_named_spaces_are_of_fields_that_attacks_have():
         ({"space": {"starts": [4, 0]}}, "expected 1 or more, got 0"),
         ({"space": {"shadows": [-1]}, "attack": "informed"}, "shadows: expected 1 to 1000000"),
         ({"settings": {"steps": -1}}, "steps"),
-        ({"trials": 0}, "search: trials: expected 1 to 1000000"),
-        ({"objective": "truth"}, "search: objective: expected consensus or residual"),
-        ({"prune": 2.0}, "search: prune: expected a share"),
-        ({"prune": "half"}, "search: prune: expected a share"),
+        ({"trials": 0}, "search: trials: expected at least 1"),
+        ({"objective": "truth"}, "search: objective: expected 'consensus' or 'residual'"),
+        ({"prune": 2.0}, "search: prune: expected below 1"),
+        ({"prune": "half"}, "search: prune: expected a valid number"),
         ({"prune": 0.5, "settings": {}}, "settings with steps"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.models import Linearised, linearise
+from remnant.models import Linearised
 from remnant.training import GradientDescent, solve_linearised, targets, train
 from remnant.types import Examples, Scaling
 from seeding import seeded
@@ -44,7 +44,7 @@ def flat(weights) -> torch.Tensor:
 
 @pytest.mark.parametrize(("c", "classes"), [(1, 2), (3, 3)])
 def test_it_is_where_descent_ends(c, classes):
-    model, examples = linearise(network(c)), records(classes=classes)
+    model, examples = Linearised(network(c)), records(classes=classes)
     solved = solve_linearised(model, examples, scaling=SCALING)
     assert solved.ledger["loss"] < 1e-20
     assert solved.ledger["accuracy"] == 1.0
@@ -58,7 +58,7 @@ def test_it_is_where_descent_ends(c, classes):
 def test_it_is_the_regression_on_gradients(ridge):
     model, examples = network(3), records()
     solved = solve_linearised(model, examples, scaling=SCALING, ridge=ridge)
-    line, x = linearise(model), SCALING.to_model(examples.inputs)
+    line, x = Linearised(model), SCALING.to_model(examples.inputs)
     j = jacobian(line, x)
     missing = (targets(line(x), examples.labels) - line(x)).detach().reshape(-1)
     square = j.T @ j + ridge * torch.eye(j.shape[1]).double()
@@ -69,7 +69,7 @@ def test_it_is_the_regression_on_gradients(ridge):
 
 
 def test_a_linearised_model_goes_on_from_where_it_is():
-    model, examples = linearise(network(3)), records()
+    model, examples = Linearised(network(3)), records()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from remnant.models import linearise
+from remnant.models import Linearised
 from remnant.training import SGD, Adam, DecayTime, GradientDescent, LossProportional, loss_named
 from remnant.types import Examples
 from training_case import SCALING, drawn, network, records, run, seeded
@@ -193,7 +193,7 @@ def test_float32_follows_float64():
 
 
 def test_a_linearised_model_trains_by_its_own_gradient():
-    model, examples = linearise(network()), records()
+    model, examples = Linearised(network()), records()
     recipe = GradientDescent(lr=0.02, steps=20, momentum=0.9, loss="mse")
     wanted = by_torch(
         model,

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 LONGEST = 480  # letters of a message: a few lines of a terminal, whatever a file put into it
 GOT = 60  # letters of a value that is shown: enough to know it by
+SHORTER = {
+    "greater than or equal to": "at least", "less than or equal to": "at most",
+    "greater than": "more than", "less than": "below",
+}  # fmt: skip
+"""What pydantic says of a number, and how it is said here."""
 
 
 class RemnantError(Exception):
@@ -80,6 +85,8 @@ def fault_line(fault: Mapping[str, Any], what: str = "", show: Callable[[Any], s
     if fault["type"] == "missing":
         return f"{place}: expected a value, got none"
     said = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    for long, short in SHORTER.items():
+        said = said.replace(long, short)
     hint = fault.get("ctx", {}).get("hint", "")
     return expected(place, said[0].lower() + said[1:], show(fault["input"]), hint)
 
@@ -93,6 +100,21 @@ def one_fault(where: str = "", show: Callable[[Any], str] = brief) -> Iterator[N
         yield
     except ValidationError as error:
         raise InputError(f"{where}{fault_line(error.errors()[0], show=show)}") from None
+
+
+Checked = TypeVar("Checked", bound=type)
+
+
+def in_one_line(where: str = "") -> Callable[[Checked], Checked]:
+    """For a class whose fields pydantic checks: its first fault is said in one line, which begins
+    with `where`, or the name of the class."""
+
+    def said(kind: Checked) -> Checked:
+        checked = one_fault(where or f"{kind.__name__}: ")(kind.__init__)
+        setattr(kind, "__init__", checked)  # noqa: B010  mypy takes a plain one for a slip
+        return kind
+
+    return said
 
 
 def _sized(value: object) -> str:

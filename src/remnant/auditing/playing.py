@@ -8,7 +8,7 @@ import contextvars
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -46,13 +46,21 @@ class Plan:
     seed: int = 0
     budget: float | None = None
     images: bool = True
-    redacted: bool = False
+    redact: bool = False
     control: bool | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
         for name in self.settings:
             make_attack(name, self.settings[name])
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any], **more: Any) -> Plan:
+        """The plan in the fields of an audit's spec, which has others too."""
+        known = {one.name: spec[one.name] for one in fields(cls) if one.name in spec}
+        if isinstance(known.get("targets"), list):  # as JSON has them
+            known["targets"] = tuple(known["targets"])
+        return cls(**known | more)
 
 
 @dataclass(frozen=True, kw_only=True)

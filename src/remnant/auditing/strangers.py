@@ -7,7 +7,6 @@ said before any attack runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from remnant.auditing.case import Case
 from remnant.auditing.rules import RULES
+from remnant.report.sheet import as_image
 from remnant.scoring.claims import repeats, rms_distance
 from remnant.scoring.ranks import compare
 from remnant.scoring.texts import share_right
@@ -67,7 +67,7 @@ CHANNELS, NEGATIVE = list(TURNS)[-1], "as negatives"
 
 def turns_of(examples: Examples) -> list[str]:
     """Which turns there are of such records."""
-    images = as_images(examples)
+    images = square_images(examples)
     turns = [] if images is None else list(TURNS)
     if images is not None and images.shape[1] != 3:
         turns.remove(CHANNELS)
@@ -79,23 +79,18 @@ def turned(examples: Examples, how: str) -> Examples:
     if how == NEGATIVE:
         inputs = sum(examples.bounds or (0.0, 0.0)) - examples.inputs
     else:
-        images = as_images(examples)
+        images = square_images(examples)
         assert images is not None
         inputs = TURNS[how](images).reshape(examples.inputs.shape)
     return replace(examples, inputs=inputs)
 
 
-def as_images(examples: Examples) -> Tensor | None:
+def square_images(examples: Examples) -> Tensor | None:
     """n x c x h x w where records are square images, also those that are kept flat."""
-    shape, n = examples.shape, len(examples)
-    if len(shape) in (2, 3) and shape[-1] == shape[-2] > 1:
-        return examples.inputs.reshape(n, -1, *shape[-2:])
-    d = math.prod(shape)
-    for channels in (1, 3):
-        side = math.isqrt(d // channels)
-        if len(shape) == 1 and side >= 8 and channels * side * side == d:
-            return examples.inputs.reshape(n, channels, side, side)
-    return None
+    shape = as_image(examples.shape)
+    if len(shape) not in (2, 3) or not shape[-1] == shape[-2] > 1:
+        return None
+    return examples.inputs.reshape(len(examples), -1, *shape[-2:])
 
 
 def strangers_of(case: Case) -> Strangers:

@@ -46,17 +46,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     case, hashes = read_case(spec)
     record = {"verb": "audit", "spec": spec.model_dump(mode="json"), **hashes}
-    plan = Plan(
-        attacks=spec.attacks,
-        targets=spec.targets,
-        settings=spec.settings,
-        threshold=spec.threshold,
-        seed=spec.seed,
-        budget=spec.budget,
-        images=spec.images,
-        redacted=spec.redact,
-        command=arguments.command,
-    )
+    plan = Plan.of(dict(spec), command=arguments.command)
     stored = run_of(arguments, record, lambda run: run_audit(case, plan, run))
     result, _ = read_bundle(stored.path, images=False)
     codes = {"exposed": Exit.EXPOSED, "inconclusive": Exit.INCONCLUSIVE}

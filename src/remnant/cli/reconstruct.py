@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,7 +133,7 @@ def spreading_shadows(run: Run, arguments: argparse.Namespace) -> Iterator[None]
 
 def write_sheet(run: Run, candidates: Candidates, attack: str) -> None:
     """The contact sheet, where records look like images: also d numbers that fill a square."""
-    from remnant.report.sheet import candidates_sheet, draw_sheet, drawable
+    from remnant.report.sheet import as_image, candidates_sheet, draw_sheet, drawable
     from remnant.store import write_bytes
 
     shape = as_image(tuple(candidates.inputs.shape[1:]))
@@ -142,14 +141,6 @@ def write_sheet(run: Run, candidates: Candidates, attack: str) -> None:
         pictures = candidates.inputs.reshape(-1, *shape)
         shown = dataclasses.replace(candidates, inputs=pictures)
         write_bytes(run, "sheet.png", draw_sheet(**candidates_sheet(shown, attack=attack)))
-
-
-def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    for channels in (1, 3) if len(shape) == 1 else ():
-        side = math.isqrt(shape[0] // channels)
-        if side >= 8 and channels * side * side == shape[0]:
-            return channels, side, side
-    return shape
 
 
 def write_texts(

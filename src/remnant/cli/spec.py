@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from remnant.errors import InputError, brief, did_you_mean, expected, fault_line
+from remnant.untrusted.files import exists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +267,7 @@ def _placed(folder: Path, key: str, value: Any) -> Any:
         return f"hf:{folder / _home(value[3:])}"
     file, colon, factory = value.rpartition(":") if key == "model" else (value, "", "")
     named = file.endswith(".py") if key == "model" else key in NAMED
-    return f"{folder / file}{colon}{factory}" if named and _exists(folder / file) else value
+    return f"{folder / file}{colon}{factory}" if named and exists(folder / file) else value
 
 
 def _home(text: str) -> Path:
@@ -274,13 +275,6 @@ def _home(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:  # ~nobody: a file may be called so
         return Path(text)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file system holds
-        return False
 
 
 Spec = TypeVar("Spec", bound=BaseModel)

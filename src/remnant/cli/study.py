@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from remnant.cli.common import (
     VERBS,
@@ -18,7 +20,8 @@ from remnant.cli.common import (
     print_table,
     run_of,
 )
-from remnant.cli.flags import commas
+from remnant.cli.flags import add_fields, given, whole
+from remnant.cli.spec import checked, flag
 from remnant.errors import InputError, expected
 
 if TYPE_CHECKING:
@@ -63,8 +66,38 @@ SUMMARIES = {
     "ntk-grid": "000, Figures 1, 2 and 5: width against records, the exact attack",
     "onion": "000, Figures 6 and 21: remove the most exposed records, train again, attack again",
 }
-CHANGED = ("data", "task", "records", "width", "shadows", "targets", "loss", "weight_decay", "init")
 FILES = ("table.csv", "figure.png", "sheet.png", "rows.jsonl", "run.json")
+
+
+By_commas = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
+Words = Annotated[tuple[str, ...] | None, By_commas]
+Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, By_commas]
+Sizes = Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None, By_commas]
+
+
+class Changed(BaseModel):
+    """What stands in place of a study's own settings."""
+
+    model_config = ConfigDict(frozen=True)
+
+    data: Words = flag("datasets, as for `audit`")
+    task: Words = flag(
+        "two classes (odd-even, animal-vehicle), all classes, or what the study calls so"
+    )
+    records: Counts = flag("records trained on")
+    width: Counts = flag("of hidden layers")
+    shadows: Counts = flag("models that the reconstructor learns from")
+    targets: Counts = flag("unknown records, each with a released model")
+    loss: Words = flag("ce, bce, mse, power2.5, huber1")
+    weight_decay: Sizes = flag("of the training")
+    init: Sizes = flag("first layer's scale; below 1: small, and no decay")
+
+
+# Those that some studies alone have, by how their names begin.
+ONLY = {
+    **dict.fromkeys(("loss", "weight_decay", "init"), ("kkt-",)),
+    **dict.fromkeys(("shadows", "targets"), ("informed-", "private-")),
+}
 
 
 def add(verbs: Any) -> None:
@@ -77,36 +110,11 @@ def add(verbs: Any) -> None:
         parser = add_verb(studies, name, example, summary=summary, run=run)
         parser.add_argument("--quick", action="store_true", help="smaller, in a minute or two")
         changed = parser.add_argument_group("in place of the study's own (several by commas)")
-        changed.add_argument("--data", metavar="NAME", type=commas, help="datasets, as for `audit`")
-        words = "two classes (odd-even, animal-vehicle), all classes, or what the study calls so"
-        changed.add_argument("--task", metavar="TASK", type=commas, help=words)
-        changed.add_argument("--records", metavar="N", type=numbers, help="records trained on")
-        changed.add_argument("--width", metavar="W", type=numbers, help="of hidden layers")
-        if name.startswith(("informed-", "private-")):
-            words = "models that the reconstructor learns from"
-            changed.add_argument("--shadows", metavar="K", type=numbers, help=words)
-            words = "unknown records, each with a released model"
-            changed.add_argument("--targets", metavar="K", type=numbers, help=words)
-        if name.startswith("kkt-"):
-            add_targets(changed)
-        changed.add_argument("--seeds", metavar="K", type=int, help="how many, from --seed on")
+        lacking = [field for field, starts in ONLY.items() if not name.startswith(starts)]
+        add_fields(changed, Changed, but=lacking)
+        changed.add_argument("--seeds", type=whole(1, 10**6), help="how many, from --seed on")
         add_data_dir(parser)
         add_place(parser, "1")
-
-
-def add_targets(changed: argparse._ArgumentGroup) -> None:
-    """What else may be changed of 004's targets."""
-    some = "ce, bce, mse, power2.5, huber1"
-    changed.add_argument("--loss", metavar="NAME", type=commas, help=some)
-    for name, text in (
-        ("weight-decay", "of the training"),
-        ("init", "first layer's scale; below 1: small, and no decay"),
-    ):
-        changed.add_argument(f"--{name}", metavar="X", type=decimals, help=text)
-
-
-def decimals(text: str) -> tuple[float, ...]:
-    return tuple(float(word) for word in text.split(","))
 
 
 class Listed(argparse.Action):
@@ -117,20 +125,14 @@ class Listed(argparse.Action):
         raise SystemExit(0)
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
-
-
 def run(arguments: argparse.Namespace) -> Answer:
     from remnant.experiments.studies import STUDIES
-    from remnant.experiments.study import Flags, adjusted, run_study, study_data, study_spec
+    from remnant.experiments.study import adjusted, run_study, study_data, study_spec
     from remnant.sweep.table import read_rows
 
     study = STUDIES[arguments.study]
-    asked: dict[str, Any] = {
-        name: getattr(arguments, name, None) for name in (*CHANGED, "quick", "seeds")
-    }
-    values = adjusted(study, Flags(**asked), arguments.seed)
+    changed = checked(Changed, given(arguments, Changed.model_fields)).model_dump()
+    values = adjusted(study, changed, arguments.seed, arguments.seeds, quick=arguments.quick)
     if arguments.data_dir is not None and not any("data" in key.split() for key in values):
         raise InputError(expected("--data-dir", "none: this study reads no data", "a folder"))
     on = place(arguments) or "jobs:1"

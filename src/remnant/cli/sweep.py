@@ -169,14 +169,9 @@ def read_search(given: Any, seed: Any) -> tuple[Search, str | None]:
         raise InputError(expected("search", f"some of {', '.join(known)}", brief(unknown), hint))
     values = dict(given)
     storage = values.pop("storage", None)
-    if not isinstance(values.get("settings", {}), Mapping):
-        got = brief(values["settings"])
-        raise InputError(expected("search: settings", "fields of the attack", got))
     if storage is not None and not isinstance(storage, str):
         wanted = "a database, such as sqlite:///search.db"
         raise InputError(expected("search: storage", wanted, brief(storage)))
-    if type(seed) is not int or not 0 <= seed < 2**31:
-        raise InputError(expected("seed", "0 to 2**31 - 1", brief(seed)))
     return Search(**values, seed=seed), storage
 
 

@@ -22,7 +22,7 @@ from remnant.data.published import (
 from remnant.data.reading import LIMIT, Raw, make_examples
 from remnant.errors import DataError, expected
 from remnant.types import Examples
-from remnant.untrusted.files import Budget, shown
+from remnant.untrusted.files import Budget, exists, shown
 
 Reader = Callable[[Path, Budget], Raw]
 
@@ -72,7 +72,7 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
 def find(source: str | Path, data_dir: str | Path | None = None) -> Path:
     """The file or folder that `source` names: as it is, or below the data directory."""
     places = list(dict.fromkeys(_places(source, data_dir)))
-    found = next((path for path in places if _exists(path)), None)
+    found = next((path for path in places if exists(path)), None)
     if found is None:
         wanted = f"a bundled name ({', '.join(BUNDLED)}), a file or a folder"
         looked = ", ".join([*map(str, places[:1]), *(p.name for p in places[1:])]) or "nowhere"
@@ -92,13 +92,6 @@ def _places(source: str | Path, data_dir: str | Path | None) -> Iterator[Path]:
         below = Path(os.path.expanduser(root))
         names = (str(path), f"{path}.npz", *(f"{path}{end}" for end in TARS))
         yield from (below / name for name in (*names, *PUBLISHED.get(str(source), ())))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file system holds
-        return False
 
 
 def _format(path: Path) -> tuple[Reader, str]:

@@ -5,43 +5,37 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from remnant.checkpoints import checkpoint
 from remnant.distill.losses import kip, rkip
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, expected, in_one_line
 from remnant.kernels import Dense, kernels, kernels_of_products, regress, squares
 from remnant.progress import task
 from remnant.training import targets
 
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-@dataclass(frozen=True, kw_only=True)
+
+@in_one_line("distil: ")
+@checked_dataclass(frozen=True, kw_only=True)
 class Distillation:
     """Settings of the search. The paper's own (Appendix J.4): 50,000 steps at a constant 1e-3."""
 
     method: Literal["kip", "rkip"] = "rkip"
-    images: int = 20
-    steps: int = 1000
-    lr: float = 0.02
+    images: Count = 20
+    steps: Count = 1000
+    lr: Size = 0.02
     cosine: bool = True  # the rate falls to 0 as a cosine
-    image_std: float = 0.2
+    image_std: Size = 0.2
     start: Literal["noise", "data"] = "noise"
     learn_labels: bool = False  # at every step the labels that make the loss least
-
-    def __post_init__(self) -> None:
-        for name, known in (("method", ("kip", "rkip")), ("start", ("noise", "data"))):
-            if getattr(self, name) not in known:
-                wanted = " or ".join(known)
-                raise InputError(expected(f"distil: {name}", wanted, repr(getattr(self, name))))
-        for name in ("images", "steps"):
-            if getattr(self, name) < 1:
-                raise InputError(expected(f"distil: {name}", "1 or more", getattr(self, name)))
-        for name in ("lr", "image_std"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(expected(f"distil: {name}", "more than 0", getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

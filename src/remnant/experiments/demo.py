@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 import remnant.store as store
@@ -22,7 +24,7 @@ from remnant.attacks import NTK
 from remnant.attacks.about import setting
 from remnant.auditing import assess
 from remnant.data import Split, binary_task, load, mean_image, split
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, expected, in_one_line
 from remnant.experiments.demo_page import write_demo_page
 from remnant.experiments.targets import dense
 from remnant.models import build, load_weights
@@ -35,36 +37,35 @@ from remnant.store import Run
 from remnant.training import SGD, GradientDescent, train
 from remnant.types import Candidates, Examples, Finding, Knowledge, Scaling, Target
 
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
+
+@in_one_line("--")
 @dataclass(frozen=True, kw_only=True)
 class Demo:
     """What is trained and on what. JSON values only: it is the run's spec."""
 
     data: str = setting("faces", "a bundled name, a file or a folder; or text: sentences")
     task: str | None = setting(None, "a binary task: odd-even or animal-vehicle")
-    records: int = setting(50, "how many records to train on")
+    records: Count = setting(50, "how many records to train on")
     balanced: bool = setting(True, "as many records of each class (default: balanced)")
-    width: int = setting(1024, "neurons of each hidden layer")
-    depth: int = setting(2, "how many hidden layers")
+    width: Count = setting(1024, "neurons of each hidden layer")
+    depth: Count = setting(2, "how many hidden layers")
     loss: str = setting("ce", "ce, mse, bce, power2.5 or huber")
     lr: float = setting(0.05, "learning rate")
     momentum: float = setting(0.9, "of the descent")
     weight_decay: float = setting(0.0, "of the descent")
     batch_size: int | None = setting(None, "records in a mini-batch (default: all of them)")
     stop_loss: float = setting(0.02, "stop training at this loss")
-    epochs: int = setting(5000, "stop training at the latest then")
-    seed: int = 0
+    epochs: Count = setting(5000, "stop training at the latest then")
+    seed: Seed = 0
     page: bool = setting(
         True, "end in a page: four adversaries against a small model (default: yes)"
     )
     attack: dict[str, Any] = field(default_factory=lambda: asdict(NTK()))
 
     def __post_init__(self) -> None:
-        for name in ("records", "width", "depth", "epochs"):
-            if getattr(self, name) < 1:
-                raise InputError(expected(f"--{name}", "at least 1", getattr(self, name)))
-        if not 0 <= self.seed < 2**31:
-            raise InputError(expected("--seed", "0 to 2**31 - 1", self.seed))
         recipe(self)  # a fault in it is better known now than after reading the data
 
 

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 from sklearn import datasets
 
 from remnant.attacks import ATTACKS
@@ -26,7 +28,7 @@ from remnant.auditing.strangers import strangers_of
 from remnant.capturing import capture
 from remnant.data import Split, Tokenizer, read_tokenizer, split
 from remnant.data.texts import padded
-from remnant.errors import InputError, expected
+from remnant.errors import InputError, expected, in_one_line
 from remnant.experiments.demo import timed
 from remnant.experiments.demo_page import FOLDER
 from remnant.models.hf import small_gpt2, write_hf
@@ -44,22 +46,17 @@ from remnant.store import (
 from remnant.types import Examples, Finding, Knowledge, Target
 
 
-@dataclass(frozen=True, kw_only=True)
+@in_one_line("--")
+@checked_dataclass(frozen=True, kw_only=True)
 class TextDemo:
     """What the gradient is taken of. JSON values only: it is the run's spec."""
 
     data: str = "text"
-    records: int = setting(8, "sentences in the batch")
-    width: int = setting(256, "numbers that a token becomes")
-    depth: int = setting(4, "blocks of the model")
+    records: Annotated[int, Field(ge=1, le=10**6)] = setting(8, "sentences in the batch")
+    width: Annotated[int, Field(ge=1, le=4096)] = setting(256, "numbers that a token becomes")
+    depth: Annotated[int, Field(ge=1, le=100)] = setting(4, "blocks of the model")
     seed: int = 0
     page: bool = setting(True, "end in a page")
-
-    def __post_init__(self) -> None:
-        for name, most in (("records", 10**6), ("width", 4096), ("depth", 100)):
-            if not 1 <= getattr(self, name) <= most:
-                got = getattr(self, name)
-                raise InputError(expected(f"--{name}", f"1 to {most}", got))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,7 +36,7 @@ from remnant.errors import InputError, expected
 from remnant.experiments.study import Figure
 from remnant.experiments.targets import dense
 from remnant.kernels import Dense
-from remnant.models import build, linearise
+from remnant.models import Linearised, build
 from remnant.progress import task
 from remnant.report.lines import draw_lines
 from remnant.report.sheet import draw_sheet, drawable
@@ -201,7 +201,7 @@ def _from_network(scene: Distilling, material: Material, generator: torch.Genera
     inputs = material.seen(material.train)
     flat = replace(material.train, inputs=inputs, bounds=None)
     if scene.trained == "linearised":
-        trained = solve_linearised(linearise(model), flat, scaling=Scaling())
+        trained = solve_linearised(Linearised(model), flat, scaling=Scaling())
         final, initial = trained.model, trained.initial
     else:
         about = posed(scene, material)

@@ -36,7 +36,7 @@ from remnant.experiments.informed_targets import (
     train_shadows,
 )
 from remnant.experiments.study import Figure, Rows, Study
-from remnant.experiments.targets import accuracy, draw_parts
+from remnant.experiments.targets import draw_parts
 from remnant.models import build
 from remnant.report.sheet import draw_sheet, short_number
 from remnant.scoring.criteria import (
@@ -50,7 +50,7 @@ from remnant.scoring.criteria import (
 from remnant.scoring.nulls import nearest_public
 from remnant.seeds import generator_for
 from remnant.sweep.table import Row
-from remnant.training import Adam, train
+from remnant.training import Adam, accuracy, train
 from remnant.types import Examples, Scaling, finite
 
 

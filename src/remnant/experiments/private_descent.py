@@ -27,7 +27,7 @@ from remnant.bounds import (
     noise_for_epsilon,
 )
 from remnant.experiments.study import Figure, Rows, Study
-from remnant.experiments.targets import accuracy, dense, draw_parts
+from remnant.experiments.targets import dense, draw_parts
 from remnant.models import build
 from remnant.progress import task
 from remnant.scoring import nearest_public
@@ -37,6 +37,7 @@ from remnant.solvers.reconstructor.ridge import fit_per_label
 from remnant.solvers.replay.run import Observation, misfit
 from remnant.solvers.replay.solve import class_starts
 from remnant.sweep.table import Row
+from remnant.training import accuracy
 from remnant.training.fleet import SharedRun, share, train_fleet
 from remnant.training.private import privacy
 from remnant.training.recipes import PrivateDescent

@@ -7,10 +7,9 @@ shown. Everything else (flags, resuming, workers, table, picture) is the same fo
 from __future__ import annotations
 
 import base64
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,47 +93,27 @@ class Study:
     sheet: Callable[[Mapping[str, Examples], Mapping[str, Any]], bytes] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """What the user's flags change in a study's declaration. None: as declared."""
-
-    quick: bool = False
-    data: tuple[str, ...] | None = None
-    task: tuple[str, ...] | None = None
-    records: tuple[int, ...] | None = None
-    width: tuple[int, ...] | None = None
-    shadows: tuple[int, ...] | None = None
-    targets: tuple[int, ...] | None = None
-    loss: tuple[str, ...] | None = None
-    weight_decay: tuple[float, ...] | None = None
-    init: tuple[float, ...] | None = None
-    seeds: int | None = None
-
-
-CHANGED = tuple(field.name for field in fields(Flags) if field.name not in ("quick", "seeds"))
-"""The flags that stand in place of a setting."""
-
-
-def adjusted(study: Study, flags: Flags, seed: int) -> Row:
-    """The study's settings under the flags: lists are varied, the seed last of all."""
-    values = dict(study.settings) | (dict(study.quick) if flags.quick else {})
-    for name in CHANGED:
-        asked, flag = getattr(flags, name), f"--{name.replace('_', '-')}"
+def adjusted(
+    study: Study,
+    changed: Mapping[str, Sequence[Any] | None],
+    seed: int,
+    seeds: int | None = None,
+    *,
+    quick: bool = False,
+) -> Row:
+    """The study's settings with those that the user changed (None: as declared): lists are varied,
+    the seed last of all, over `seeds` seeds from `seed` on."""
+    values = dict(study.settings) | (dict(study.quick) if quick else {})
+    for name, asked in changed.items():
         if asked is None:
             continue
         key = next((key for key in values if name in key.split()), None)
         if key is None:
+            flag = f"--{name.replace('_', '-')}"
             raise InputError(expected(flag, "none: this study has no such setting", asked))
-        if any(isinstance(one, int) and one < 1 for one in asked):
-            raise InputError(expected(flag, "1 or more", min(asked)))
-        if any(isinstance(one, float) and not 0 < one < math.inf for one in asked):
-            raise InputError(expected(flag, "more than 0", min(asked)))
         values[key] = _replaced(values[key], key.split(), name, asked)
-    usual = 1 if flags.quick else study.seeds
-    seeds = usual if flags.seeds is None else flags.seeds
-    if seeds < 1:
-        raise InputError(expected("--seeds", "1 or more", seeds))
-    return values | {"seed": [seed + k for k in range(seeds)]}
+    count = seeds or (1 if quick else study.seeds)
+    return values | {"seed": [seed + k for k in range(count)]}
 
 
 def _replaced(old: Any, words: list[str], name: str, asked: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from remnant.errors import InputError, expected
 from remnant.scoring import greedy, score, squared_l2
 from remnant.seeds import generator_for
 from remnant.sweep.table import Row
-from remnant.training import Recipe, train
+from remnant.training import Recipe, accuracy, train
 from remnant.types import Candidates, Examples, Knowledge, Scaling, Target, Weights, finite
 
 Attack = Callable[..., Candidates]
@@ -153,12 +153,6 @@ def attack(how: Attack, target: Target, seed: int) -> tuple[Candidates, float]:
     begun = time.process_time()
     found = how(target, generator=generator_for(seed, "attack"))
     return found, round(time.process_time() - begun, 3)
-
-
-def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """Share of right classes. outputs: n x c, or k x c x n of k models; c = 1: its sign tells."""
-    guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-    return float((guess == labels).double().mean())
 
 
 def accuracy_on(target: Target, test: Examples) -> float:

@@ -1,9 +1,9 @@
-"""Reference networks from strings, linearised models, safe reading of a user's weights."""
+"""Reference networks from strings, Linearisedd models, safe reading of a user's weights."""
 
 from remnant.models.activations import ACTIVATIONS, Cubic, Floor, activation
 from remnant.models.align import align, infer_model, load_weights
 from remnant.models.build import build
-from remnant.models.linearised import Linearised, linearise
+from remnant.models.linearised import Linearised
 from remnant.models.malicious import Trap, trap
 from remnant.models.spec import ModelSpec, parse_model
 from remnant.models.weights import read_weights, save_weights
@@ -19,7 +19,6 @@ __all__ = [
     "align",
     "build",
     "infer_model",
-    "linearise",
     "load_weights",
     "parse_model",
     "read_weights",

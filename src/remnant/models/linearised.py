@@ -13,7 +13,8 @@ from remnant.types import Weights
 
 
 class Linearised(nn.Module):
-    """f(x; start) + J(x; start) (theta - start), linear in its parameters theta.
+    """f(x; start) + J(x; start) (theta - start), linear in its parameters theta, which start at the
+    model's present weights, as `start` does.
 
     It holds copies of the base model's children under the same names, so that its state dict
     is the base model's and weights save, load and align the same way.
@@ -77,8 +78,3 @@ class Linearised(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.base._apply(fn, recurse)  # .to() moves both copies
         return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def linearise(model: nn.Module) -> Linearised:
-    """The Taylor model of `model` about its present weights, starting there."""
-    return Linearised(model)

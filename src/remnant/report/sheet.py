@@ -7,6 +7,7 @@ and puts ten in a row.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -114,6 +115,16 @@ def short_number(value: float) -> str:
         return f"{value:.2g}" if size < 1.0 else f"{value:.3g}" if size < 100 else f"{value:.0f}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """channels x h x w, where d numbers fill a square of 8 pixels a side or more, of one channel or
+    three; any other shape as it is."""
+    for channels in (1, 3) if len(shape) == 1 else ():
+        side = math.isqrt(shape[0] // channels)
+        if side >= 8 and channels * side * side == shape[0]:
+            return channels, side, side
+    return shape
 
 
 def drawable(shape: Sequence[int]) -> bool:

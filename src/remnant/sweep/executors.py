@@ -12,7 +12,6 @@ yet asked for need not be run again.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -27,11 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from remnant.checkpoints import pack, unpack
 from remnant.errors import InputError, RemnantError, StoreError, expected
 from remnant.progress import task
 from remnant.store import Run, load_state, save_state, spec_hash
@@ -42,7 +41,6 @@ Function = Callable[[Spec, Any], Any]
 """(spec, shared) -> JSON values, or a pair of those and named tensors. Found by its module's name,
 so that a worker elsewhere can import it."""
 
-JSON = "json"  # the name under which a result's JSON lies among its tensors
 USER_MODULES = "_remnant_user_"  # how a model's own file is named once it is imported
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _GO_ON = "the same command goes on with the rest"
@@ -117,18 +115,18 @@ def map_tasks(
     names = [task_hash(function, spec) for spec in specs]
     wanted = dict(zip(names, specs, strict=True))
     kept = {digest: load_state(run, digest) for digest in wanted}
-    done = {digest: held for digest, held in kept.items() if held is not None and JSON in held}
+    done = {digest: held for digest, held in kept.items() if held is not None and "tree" in held}
     rest = [digest for digest in wanted if digest not in done]
     with task(name, len(wanted)) as step:
         step(len(done))
         todo = [wanted[digest] for digest in rest]
         for at, packed in run_tasks(_Packed(function), todo, on=on, shared=shared):
             tensors = safetensors.torch.load(packed)
-            if not _envelope(tensors).get("fault"):
+            if not unpack(tensors)["fault"]:
                 save_state(run, rest[at], tensors)
             done[rest[at]] = tensors
             step()
-    return [_outcome(digest, wanted[digest], done[digest]) for digest in names]
+    return [Outcome(spec=wanted[n], digest=n, **unpack(done[n])) for n in names]
 
 
 def run_tasks(
@@ -175,38 +173,16 @@ class _Packed:
     function: Function
 
     def __call__(self, spec: Spec, shared: Any) -> bytes:
-        tensors: Mapping[str, Tensor] = {}
-        envelope: dict[str, Any] = {}
+        held: dict[str, Any] = {"fault": False}
         try:
             result = self.function(spec, shared)
             value, tensors = result if isinstance(result, tuple) else (result, {})
-            envelope["value"] = finite(value)
+            held |= {"value": finite(value), "tensors": dict(tensors)}
         except RemnantError as error:
-            envelope["error"] = str(error)
+            held["error"] = str(error)
         except Exception as error:  # a fault of one task must not take the others with it
-            envelope |= {"error": f"{type(error).__name__}: {error}", "fault": True}
-        text = json.dumps(envelope, allow_nan=False).encode()
-        mine = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-        letters = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
-        return safetensors.torch.save({JSON: letters, **mine})
-
-
-def _envelope(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(tensors[JSON].numpy().tobytes())
-    return found
-
-
-def _outcome(digest: str, spec: Spec, tensors: Mapping[str, Tensor]) -> Outcome:
-    found = _envelope(tensors)
-    mine = {name: value for name, value in tensors.items() if name != JSON}
-    return Outcome(
-        spec=spec,
-        digest=digest,
-        value=found.get("value"),
-        tensors=mine,
-        error=found.get("error"),
-        fault=bool(found.get("fault")),
-    )
+            held |= {"error": f"{type(error).__name__}: {error}", "fault": True}
+        return safetensors.torch.save(pack(held))
 
 
 def _on_processes(

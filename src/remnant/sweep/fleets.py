@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import remnant.store as store
-from remnant.auditing.api import hash_model
+from remnant.auditing.api import key_of
 from remnant.errors import StoreError, expected
 from remnant.seeds import generator_for
 from remnant.store import Run
@@ -37,19 +37,8 @@ def fleet_spec(fleet: Fleet) -> dict[str, Any]:
     model = copy.deepcopy(fleet.model)
     for name, start in (fleet.initial or {}).items():
         model.get_parameter(name).data = start.detach()
-    held = {
-        "model": hash_model(model),
-        "fixed": store.hash_tensors({"x": fleet.fixed.inputs, "y": fleet.fixed.labels}),
-        "differing": store.hash_tensors({"x": fleet.inputs, "y": fleet.labels}),
-        "scaling": store.hash_tensors({"mean": fleet.scaling.mean, "std": fleet.scaling.std}),
-    }
-    return {
-        "verb": "fleet",
-        "recipe": {"name": type(fleet.recipe).__name__, **asdict(fleet.recipe)},
-        "order_seed": fleet.order_seed,
-        "versions": store.versions(),
-        **held,
-    }
+    whole = key_of(replace(fleet, model=model, initial=None))
+    return {"verb": "fleet", "fleet": whole, "versions": store.versions()}
 
 
 def spread_fleet(

@@ -100,16 +100,7 @@ def audit_cell(spec: Mapping[str, Any], shared: Shared) -> list[Row]:
     """A row for each attack of one audit, with the seconds of all; in a worker, which keeps no
     files. What it writes meanwhile lies in the sweep's directory, so that a kill leaves records
     nowhere else; a worker on another machine has only its own temporary folder."""
-    how = spec["spec"]
-    plan = Plan(
-        attacks=how["attacks"],
-        targets=tuple(how["targets"]) if isinstance(how["targets"], list) else how["targets"],
-        settings=how["settings"],
-        threshold=how["threshold"],
-        seed=how["seed"],
-        budget=how["budget"],
-        images=False,
-    )
+    plan = Plan.of(spec["spec"], images=False)
     begun = time.process_time()
     place = shared.scratch if shared.scratch.is_dir() else None
     with tempfile.TemporaryDirectory(dir=place, prefix=SCRATCH) as folder:

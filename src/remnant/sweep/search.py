@@ -16,15 +16,17 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, SkipValidation, StrictInt
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from remnant.attacks import ATTACKS
 from remnant.attacks.about import Axis, Choice, Range, Space
 from remnant.attacks.made import check_names, kind_of, make_attack
-from remnant.errors import InputError, StoreError, brief, expected, one_fault
+from remnant.errors import InputError, StoreError, brief, expected, in_one_line, one_fault
 from remnant.progress import task
 from remnant.seeds import generator_for
 from remnant.solvers.consensus import cluster, pool
@@ -44,16 +46,17 @@ Judged = dict[Any, tuple[float | None, str]]
 
 OWN = "own"
 Objective = Literal["consensus", "residual"]
-OBJECTIVES: tuple[Objective, ...] = ("consensus", "residual")
-Answer = Literal["pool", "best"]
-ANSWERS: tuple[Answer, ...] = ("pool", "best")
 RESIDUALS = ("residual", "residuals", "misfit", "loss")  # figures; the first there counts
-# Many more than anybody waits for, and few enough to list before the first is run.
-MOST = {"trials": 10**6, "runs": 1000, "batch": 1000}
 STEPS = "steps"  # the field that pruning shortens
 
 
-@dataclass(frozen=True, kw_only=True)
+# Many more than anybody waits for, and few enough to list before the first is run.
+Trials = Annotated[StrictInt, Field(ge=1, le=10**6)]
+Few = Annotated[StrictInt, Field(ge=1, le=1000)]
+
+
+@in_one_line("search: ")
+@checked_dataclass(frozen=True, kw_only=True)
 class Search:
     """What is searched for and how.
 
@@ -63,36 +66,22 @@ class Search:
     them is judged, so that at most batch times runs workers are busy.
     """
 
-    attack: str
-    space: str | Mapping[str, Any] = "default"
-    trials: int = 24
+    attack: SkipValidation[str]
+    space: SkipValidation[str | Mapping[str, Any]] = "default"
+    trials: Trials = 24
     objective: Objective = "consensus"
-    answer: Answer = "pool"
-    runs: int = 1
-    prune: float | None = None
+    answer: Literal["pool", "best"] = "pool"
+    runs: Few = 1
+    prune: Annotated[float, Field(gt=0, lt=1)] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    batch: int = 8
-    seed: int = 0
+    batch: Few = 8
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
 
     def __post_init__(self) -> None:
         space = read_space(self.attack, self.space)
-        for name, most in MOST.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise InputError(expected(f"search: {name}", f"1 to {most}", brief(value)))
         for name, axis in space.axes.items():  # what no trial could have is said before any
             for value in axis.ends:
                 make_attack(self.attack, {**space.fixed, **self.settings, name: value})
-        for name, known in (("objective", OBJECTIVES), ("answer", ANSWERS)):
-            if getattr(self, name) not in known:
-                wanted = " or ".join(known)
-                raise InputError(expected(f"search: {name}", wanted, brief(getattr(self, name))))
-        if self.prune is not None and not (
-            isinstance(self.prune, int | float) and 0 < self.prune < 1
-        ):
-            raise InputError(
-                expected("search: prune", "a share between 0 and 1", brief(self.prune))
-            )
         if self.prune is not None and type(self.settings.get(STEPS)) is not int:
             do = "it is what a pruned trial is spared"
             raise InputError(expected("search: prune", "settings with steps", "none", do))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from remnant.errors import InputError, expected
 from remnant.gradients import gram, weighted_sum
-from remnant.models import Linearised, linearise
+from remnant.models import Linearised
 from remnant.training.losses import loss_named, targets
 from remnant.training.run import Trained, measures, named, prepare
 from remnant.types import Examples, Scaling
@@ -31,7 +31,7 @@ def solve_linearised(
     is. A singular kernel (duplicate records) is solved by its pseudo-inverse.
     """
     _check(ridge, loss)
-    line = model if isinstance(model, Linearised) else linearise(model)
+    line = model if isinstance(model, Linearised) else Linearised(model)
     solved, inputs, labels = prepare(line, examples, loss, scaling, torch.float64)
     initial = named(solved)
     with torch.no_grad():

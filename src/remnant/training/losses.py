@@ -91,7 +91,8 @@ def predicted(outputs: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The share of records (labels: n classes) that outputs n x c put in their class."""
+    """The share of records (labels: n classes) that outputs n x c, or k x c x n of k models, put in
+    their class."""
     return float((predicted(outputs).cpu() == labels.cpu()).double().mean())
 
 

@@ -8,30 +8,47 @@ without that term: of the whole set for full batches, the mean over an epoch's b
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from typing import Annotated, Any, Literal
 
-from remnant.errors import InputError, brief, expected
+from pydantic import AfterValidator, Field, Strict, StrictBool
+from pydantic.dataclasses import dataclass
+
+from remnant.errors import InputError, brief, expected, in_one_line
 from remnant.training.losses import loss_named
 
 
+def _known(loss: str) -> str:
+    loss_named(loss)
+    return loss
+
+
+# Steps, epochs and records of a batch: a hundred times the longest training of the papers. What
+# takes longer cannot be replayed, and a number beyond it is a slip or an attempt.
+Count = Annotated[int, Strict(), Field(ge=1, le=10**8)]
+Warmup = Annotated[int, Strict(), Field(ge=0)]
+Size = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Strict(), Field(ge=0, lt=1)]
+LossName = Annotated[str, AfterValidator(_known)]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class GradientDescent:
     """Full-batch gradient descent with heavy-ball momentum."""
 
-    lr: float
-    steps: int
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    loss: str = "ce"
-    stop_loss: float | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
+    lr: Size
+    steps: Count
+    momentum: Share = 0.0
+    weight_decay: Amount = 0.0
+    loss: LossName = "ce"
+    stop_loss: Size | None = None
 
 
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class SGD:
     """Mini-batches, shuffled anew each epoch; the last batch may be smaller.
@@ -41,52 +58,50 @@ class SGD:
     CosineAnnealingLR of PyTorch, stepped with each batch).
     """
 
-    lr: float
-    epochs: int
-    batch_size: int
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    loss: str = "ce"
-    stop_loss: float | None = None
-    schedule: str = "constant"
-    warmup: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self)
+    lr: Size
+    epochs: Count
+    batch_size: Count
+    momentum: Share = 0.0
+    weight_decay: Amount = 0.0
+    loss: LossName = "ce"
+    stop_loss: Size | None = None
+    schedule: Schedule = "constant"
+    warmup: Warmup = 0
 
 
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class Adam:
     """Adam; `batch_size` None = full batch. Either steps or epochs; the schedule is as SGD's."""
 
-    steps: int | None = None
-    epochs: int | None = None
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    batch_size: int | None = None
-    weight_decay: float = 0.0
-    loss: str = "ce"
-    stop_loss: float | None = None
-    schedule: str = "constant"
-    warmup: int = 0
+    steps: Count | None = None
+    epochs: Count | None = None
+    lr: Size = 1e-3
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Size = 1e-8
+    batch_size: Count | None = None
+    weight_decay: Amount = 0.0
+    loss: LossName = "ce"
+    stop_loss: Size | None = None
+    schedule: Schedule = "constant"
+    warmup: Warmup = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))  # JSON brings a list
-        _check(self)
         if (self.steps is None) == (self.epochs is None):
             got = "neither" if self.steps is None else "both"
             raise InputError(expected(f"{type(self).__name__}: steps or epochs", "one", got))
 
 
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Adam):
     """Adam with decoupled decay: weights shrink by lr * weight_decay a step, whatever the gradient;
     the default is PyTorch's."""
 
-    weight_decay: float = 1e-2
+    weight_decay: Amount = 1e-2
 
 
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class DecayTime:
     """Full-batch descent towards stationarity of the penalised loss (papers 003, 004).
@@ -96,20 +111,16 @@ class DecayTime:
     loss has risen over `check_every` steps. `steps` is the most that it takes.
     """
 
-    lr: float = 0.5
-    weight_decay: float = 5e-3
-    decay_time: float = 7.5
-    warmup: int = 300
-    check_every: int = 200
-    loss: str = "ce"
-    steps: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        _check(self)
-        if self.weight_decay == 0:
-            raise InputError(expected("DecayTime: weight_decay", "more than 0", 0))
+    lr: Size = 0.5
+    weight_decay: Size = 5e-3
+    decay_time: Size = 7.5
+    warmup: Warmup = 300
+    check_every: Count = 200
+    loss: LossName = "ce"
+    steps: Count = 1_000_000
 
 
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class LossProportional:
     """Full-batch descent far past separation, for a small first layer and no decay (paper 003).
@@ -120,16 +131,14 @@ class LossProportional:
     doubled them again. `steps` is the most that it takes.
     """
 
-    lr: float = 0.02
-    stop_loss: float = 1e-6
-    threshold: float = 0.3
-    loss: str = "bce"
-    steps: int = 100_000
-
-    def __post_init__(self) -> None:
-        _check(self)
+    lr: Size = 0.02
+    stop_loss: Size = 1e-6
+    threshold: Size = 0.3
+    loss: LossName = "bce"
+    steps: Count = 100_000
 
 
+@in_one_line()
 @dataclass(frozen=True, kw_only=True)
 class PrivateDescent:
     """Noisy gradient descent: DP-GD at a `sampling` of 1, DP-SGD below.
@@ -140,18 +149,15 @@ class PrivateDescent:
     noise 0 clips only; `clipping` False leaves gradients as they are and adds the same noise.
     """
 
-    lr: float
-    steps: int
-    noise: float
-    clip: float = 1.0
-    sampling: float = 1.0
-    clipping: bool = True
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    loss: str = "ce"
-
-    def __post_init__(self) -> None:
-        _check(self)
+    lr: Size
+    steps: Count
+    noise: Amount
+    clip: Size = 1.0
+    sampling: Annotated[float, Strict(), Field(gt=0, le=1)] = 1.0
+    clipping: StrictBool = True
+    momentum: Share = 0.0
+    weight_decay: Amount = 0.0
+    loss: LossName = "ce"
 
 
 FixedStep = GradientDescent | SGD | Adam | PrivateDescent
@@ -191,16 +197,7 @@ def recipe_from(description: Mapping[str, Any]) -> Recipe:
         got = brief(sorted(odd)[0]) if odd else f"only {', '.join(values) or 'none'}"
         wanted = f"{needed}, and some of {', '.join(known)}"
         raise InputError(expected(f"recipe {name}: fields", wanted, got))
-    try:
-        return RECIPES[name](**values)
-    except (TypeError, AttributeError, OverflowError):
-        got = ", ".join(f"{key} {brief(value)}" for key, value in values.items())
-        raise InputError(
-            expected(f"recipe {name}", "numbers as values", got, "see docs/informed.md")
-        ) from None
-
-
-SCHEDULES = ("constant", "linear", "cosine")
+    return RECIPES[name](**values)
 
 
 def rate_share(recipe: Recipe, step: int, total: int) -> float:
@@ -212,47 +209,3 @@ def rate_share(recipe: Recipe, step: int, total: int) -> float:
     along = (step - recipe.warmup) / max(1, total - recipe.warmup)
     falls = {"linear": 1 - along, "cosine": (1 + math.cos(math.pi * along)) / 2}
     return max(0.0, falls.get(recipe.schedule, 1.0))
-
-
-_Rule = tuple[str, Callable[[Any], bool]]
-_MORE: _Rule = ("more than 0", lambda value: 0 < value < sys.float_info.max)
-_SOME: _Rule = ("0 or more", lambda value: 0 <= value < sys.float_info.max)
-_SHARE: _Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
-
-
-def _whole(most: int) -> _Rule:
-    """A whole number from 1 to `most`, and no bool."""
-    return f"a whole number, 1 to {most}", lambda v: type(v) is int and 1 <= v <= most
-
-
-# Steps, epochs and records of a batch: a hundred times the longest training of the papers. What
-# takes longer cannot be replayed, and a number beyond it is a slip or an attempt.
-_COUNT = _whole(10**8)
-_BETAS: _Rule = (
-    "two numbers from 0 to below 1",
-    lambda v: len(v) == 2 and 0 <= min(v) <= max(v) < 1,
-)
-_RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(("lr", "eps", "decay_time", "stop_loss", "threshold", "clip"), _MORE),
-    **dict.fromkeys(("weight_decay", "warmup", "noise"), _SOME),
-    "sampling": ("more than 0 and at most 1", lambda value: 0 < value <= 1),
-    **dict.fromkeys(("steps", "epochs", "batch_size", "check_every"), _COUNT),
-    "momentum": _SHARE,
-    "schedule": (", ".join(SCHEDULES), lambda value: value in SCHEDULES),
-    "clipping": ("true or false", lambda value: isinstance(value, bool)),
-    "betas": _BETAS,
-}
-
-
-def _check(recipe: Any) -> None:
-    if not isinstance(recipe.loss, str):
-        raise InputError(expected("loss", "a name such as ce", brief(recipe.loss)))
-    loss_named(recipe.loss)
-    for field in fields(recipe):
-        value = getattr(recipe, field.name)
-        wanted, fits = _RULES.get(field.name, ("", lambda value: True))
-        if value is None and field.default is None:
-            continue
-        if value is None or not fits(value):
-            what = f"{type(recipe).__name__}: {field.name}"
-            raise InputError(expected(what, wanted, brief(value)))

@@ -53,6 +53,14 @@ class Budget:
             raise self.fault(expected(str(what), f"at most {RATIO} to 1 of packing", got, do))
 
 
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; not, under a name that no file system holds."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def gigabytes(size: int) -> str:
     return f"{size / 1024**3:.3g} GB" if size < 2**100 else "more than 1e20 GB"
 

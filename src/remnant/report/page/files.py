@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import safetensors
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,6 +44,7 @@ ORIGINALS_FILE = "originals.safetensors"
 TEXTS_FILE = "texts.json"
 ORIGINALS = "originals"
 Words = Callable[[Sequence[int]], list[str]]
+TEXTS = TypeAdapter(dict[str, list[list[str]]])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,16 +199,12 @@ def _read_texts(
     directory: Path, counts: Mapping[str, int], shown: Pictures
 ) -> dict[str, list[list[str]]]:
     """`texts.json`, if it is what an audit wrote: as many texts as there are rows."""
-    held = read_json(place(directory), TEXTS_FILE)
     wanted = dict(counts) | ({} if shown.originals is None else {ORIGINALS: len(shown.ids)})
-    right = isinstance(held, dict) and all(
-        isinstance(held.get(name), list)
-        and len(held[name]) == count
-        and all(isinstance(text, list) for text in held[name])
-        and all(isinstance(piece, str) for text in held[name] for piece in text)
-        for name, count in wanted.items()
-    )
-    if not right:
+    try:
+        held = TEXTS.validate_python(read_json(place(directory), TEXTS_FILE))
+    except ValidationError:
+        held = {}
+    if any(len(held.get(name, ())) != count for name, count in wanted.items()):
         do = "restore it, or leave texts out with --no-images"
         raise StoreError(expected(f"{directory / TEXTS_FILE}", "texts in pieces", "others", do))
     return {name: held[name] for name in wanted}
