@@ -13,7 +13,7 @@ from remnant.data import load
 from remnant.errors import InputError
 from remnant.models import build, parse_model
 from remnant.training import GradientDescent, loss_named, train
-from remnant.training.private import PerRecord, cut
+from remnant.training.private import PerRecord, clip_each
 from remnant.training.recipes import PrivateDescent
 from remnant.types import Examples, Scaling
 from seeding import seeded
@@ -106,7 +106,7 @@ def test_no_record_moves_a_step_further_than_its_clip():
 def test_cut_keeps_short_gradients_and_drops_broken_ones():
     grads = [torch.tensor([[3.0, 0.0], [0.1, 0.0], [math.inf, 1.0], [math.nan, 1.0], [0.0, 0.0]])]
     assert torch.equal(
-        cut(grads, 1.5)[0],
+        clip_each(grads, 1.5)[0],
         torch.tensor([[1.5, 0.0], [0.1, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from remnant.auditing.case import Case
-from remnant.auditing.fitting import speaks
+from remnant.auditing.fitting import is_language_model
 from remnant.scoring import score_with_nulls
 from remnant.scoring.score import THRESHOLD
 from remnant.scoring.texts import score_texts_with_nulls, token_set
@@ -69,7 +69,7 @@ def assess_texts(
         rows,
         token_rows(candidates.inputs),
         confidence=candidates.confidence.tolist(),
-        labels=[None] * len(rows) if speaks(case) else truth.labels.tolist(),
+        labels=[None] * len(rows) if is_language_model(case) else truth.labels.tolist(),
         holdout=token_rows(holdout.inputs),
         public=others,
         generator=generator,

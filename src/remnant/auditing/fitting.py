@@ -45,7 +45,7 @@ def losses_of(case: Case, examples: Examples, model: nn.Module | None = None) ->
 def _losses_of_texts(model: nn.Module, examples: Examples) -> list[float] | None:
     """The mean loss of the next token over each text, or of its label by a classifier; None where
     the model is neither, and NaN where a text has no next token."""
-    spoken = _speaks(model, examples)
+    spoken = _predicts_tokens(model, examples)
     if spoken is None or (spoken and not is_causal(model, examples.inputs)):
         return None
     told = []
@@ -62,14 +62,14 @@ def _losses_of_texts(model: nn.Module, examples: Examples) -> list[float] | None
     return told
 
 
-def speaks(case: Case) -> bool:
+def is_language_model(case: Case) -> bool:
     """Whether the model is a language model, which has outputs at each place of a text, so that
     labels mean nothing."""
-    return bool(_speaks(case.target.model.eval(), case.truth))
+    return bool(_predicts_tokens(case.target.model.eval(), case.truth))
 
 
-def _speaks(model: nn.Module, texts: Examples) -> bool | None:
-    """As `speaks`; None where the model's outputs are no tensor."""
+def _predicts_tokens(model: nn.Module, texts: Examples) -> bool | None:
+    """As `is_language_model`; None where the model's outputs are no tensor."""
     with torch.no_grad():
         outputs = outputs_for(model, texts.inputs[:1])
     return outputs.ndim == 3 if isinstance(outputs, Tensor) else None

@@ -43,14 +43,12 @@ class Prepared:
     tries: int = 1
 
 
-def prepared(case: Case, found: Candidates, strangers: Strangers, *, least: int = 3) -> Prepared:
+def prepared(case: Case, found: Candidates, strangers: Strangers) -> Prepared:
     """The preparation under which most certified candidates are declared records; the case as it is
     given, unless another makes more of them so.
 
-    least: a scaling is believed only if at least so many, and most of those certified, become
-    declared records by it, and none was as given: two fitted numbers can turn a record into another
-    of its kind, and only further records under the same map show that it is the one used in
-    training.
+    A scaling is believed only if at least `RULES.bear_out_scaling` of the certified candidates, and
+    most of them, become declared records by it, and none was as given.
     """
     best = given = Prepared(case=case, strangers=strangers, found=found)
     passed, _ = marks(found)
@@ -71,7 +69,7 @@ def prepared(case: Case, found: Candidates, strangers: Strangers, *, least: int 
         tries += 1
         moved = replace(found, inputs=scaling.to_data(seen).to(found.inputs))
         count = claims_of(moved, case.truth, strangers.scaled(scaling)).count
-        if count > max(most, least - 1, int(passed.sum()) // 2):
+        if count > max(most, RULES.bear_out_scaling - 1, int(passed.sum()) // 2):
             most, best = count, replace(given, case=_scaled(case, words, scaling), found=moved)
     if best.case.target is not case.target:
         best = replace(best, strangers=strangers_of(best.case))
@@ -107,24 +105,19 @@ def scalings(case: Case, seen: Tensor) -> Iterator[tuple[str, Scaling]]:
     yield from _fitted(truth, seen.reshape(-1, *truth.shape[1:]))
 
 
-def _fitted(
-    truth: Tensor, seen: Tensor, *, alike: float = 0.9, numbers: int = 100
-) -> Iterator[tuple[str, Scaling]]:
+def _fitted(truth: Tensor, seen: Tensor) -> Iterator[tuple[str, Scaling]]:
     """One mean and deviation, or one a channel, by least squares over candidates and the records
-    that they resemble, whatever their scale.
-
-    alike: the correlation of such a pair. numbers: in all pairs, for each two that are fitted;
-    fewer would let any two records pass for each other.
-    """
+    that they resemble, whatever their scale."""
     rows = [part.flatten(1) for part in (truth, seen)]
     if rows[0].shape[1] < 2:
         return
     units = [normalize(part - part.mean(1, keepdim=True), dim=1) for part in rows]
     likeness, nearest = (units[1] @ units[0].T).max(1)
-    pairs = truth[nearest[likeness > alike]], seen[likeness > alike]
+    alike = likeness > RULES.same_but_scaled
+    pairs = truth[nearest[alike]], seen[alike]
     colours = truth.ndim == 4 and truth.shape[1] == 3
     for channels in (1, 3) if colours else (1,):
-        if pairs[0].numel() < channels * numbers:
+        if pairs[0].numel() < channels * RULES.numbers_fitted:
             continue
         x, z = (part.reshape(len(part), channels, -1) for part in pairs)
         x, z = (part.transpose(0, 1).flatten(1) for part in (x, z))

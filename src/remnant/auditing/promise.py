@@ -35,7 +35,7 @@ from remnant.seeds import generator_for
 from remnant.types import Examples, Finding
 
 
-def promise(
+def beside_measured(
     finding: Finding,
     truth: Examples,
     public: Examples,
@@ -82,7 +82,7 @@ def promise(
     }
 
 
-def promised(ledger: Ledger, delta: float) -> dict[str, Any]:
+def promised_of_any(ledger: Ledger, delta: float) -> dict[str, Any]:
     """What the ledger promises of every attack, whatever was measured: epsilon, and how often a
     record may be found for a chance or a false alarm of one in a hundred."""
     found, bound = epsilon(ledger, delta), math.exp(blow_up(ledger, math.log(0.01)))

@@ -27,6 +27,16 @@ class Rules:
     # A stranger nearer to a record than this share of the usual distance between strangers is its
     # copy. Noise of 2 to 5% lies at 0.1; a larger share loses honest strangers.
     copy_within: float = 0.25
+    # A stranger that has this share of its tokens in common with a record, each at its place, is
+    # its copy. Less loses honest texts that begin alike.
+    copied_tokens: float = 0.8
+    # Candidates that must be declared records before a scaling is taken for that of training: two
+    # numbers fitted to one record make it any other of its kind. More overlooks small batches.
+    bear_out_scaling: int = 3
+    # A scaling is fitted to candidates and the records that they correlate with so much, over so
+    # many numbers for each two that are fitted. Fewer would let any records pass for each other.
+    same_but_scaled: float = 0.9
+    numbers_fitted: int = 100
     # What declared records may leave of the first dense layer, by what is known of it, and as a
     # share of what strangers leave. More takes neighbours for the records themselves.
     left_unexplained: Mapping[str, float] = field(

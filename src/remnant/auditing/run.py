@@ -25,7 +25,7 @@ from remnant.auditing.preparation import (
     mistaken_initial,
     prepared,
 )
-from remnant.auditing.promise import promise, promised
+from remnant.auditing.promise import beside_measured, promised_of_any
 from remnant.auditing.proof import proved
 from remnant.auditing.strangers import strangers_of
 from remnant.auditing.verdict import exposed_records, exposure_list, judge, overall
@@ -94,7 +94,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
             *_of_preparation(case, attacks, said=bool(notes)),
         ],
         membership=members,
-        privacy=None if case.ledger is None else promised(case.ledger, case.delta),
+        privacy=None if case.ledger is None else promised_of_any(case.ledger, case.delta),
         images=plan.images,
         redacted=plan.redact,
     )
@@ -203,7 +203,9 @@ def _attack(
     verdict, reason = judge(finding, control, attacks=stage.among, assumed=case.assumed)
     bound = None
     if case.ledger is not None:
-        bound = promise(finding, case.truth, case.public, case.ledger, case.delta, left_out=alone)
+        bound = beside_measured(
+            finding, case.truth, case.public, case.ledger, case.delta, left_out=alone
+        )
         if bound["violated"]:
             reason = f"{bound['text']}; {reason}"
     attacked = replace(

@@ -129,11 +129,10 @@ def near_copies(strangers: Tensor, records: Tensor) -> Tensor:
     return rms_distance(strangers, records).min(1).values < RULES.copy_within * usual
 
 
-def near_texts(strangers: Examples, records: Examples, *, alike: float = 0.8) -> Tensor:
-    """s, bool: whether a stranger has a share `alike` of its tokens in common with a record, each
-    at its place."""
+def near_texts(strangers: Examples, records: Examples) -> Tensor:
+    """s, bool: whether a stranger is nearly a record, token by token."""
     rows, texts = token_rows(strangers.inputs), token_rows(records.inputs)
-    near = [max(share_right(text, row) for text in texts) >= alike for row in rows]
+    near = [max(share_right(text, row) for text in texts) >= RULES.copied_tokens for row in rows]
     return torch.tensor(near, dtype=torch.bool)
 
 

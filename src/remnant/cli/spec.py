@@ -86,8 +86,8 @@ def threshold() -> float:
     return THRESHOLD
 
 
-def names(value: Any) -> Any:
-    """A number, or ids, out of the text of a flag."""
+def number_or_ids(value: Any) -> Any:
+    """How many records, or their ids, out of the text of a flag."""
     if not isinstance(value, str):
         return value
     return int(value) if value.isdecimal() and len(value) < 19 else tuple(value.split(","))
@@ -217,7 +217,7 @@ class AuditSpec(TargetSpec):
     )
     canaries: Path | None = flag("records of `remnant canaries` that were added to the training")
     targets: Annotated[
-        Annotated[int, Field(ge=1)] | tuple[Text, ...] | None, BeforeValidator(names)
+        Annotated[int, Field(ge=1)] | tuple[Text, ...] | None, BeforeValidator(number_or_ids)
     ] = flag("records left out in turn for who knows all others: a number, or ids as a,b")
     privacy: Privacy | None = None
     attacks: tuple[AttackName, ...] | None = flag(

@@ -147,7 +147,7 @@ def multiples(rows: Sequence[Row], axes: Sequence[str], up: str) -> tuple[Panel,
     lines, panels = others[:1], others[1:]
 
     def words(row: Row, names: Sequence[str]) -> str:
-        return ", ".join(f"{_short(name)} {row[name]}" for name in names)
+        return ", ".join(f"{_last_name(name)} {row[name]}" for name in names)
 
     points = [
         Point(
@@ -159,14 +159,14 @@ def multiples(rows: Sequence[Row], axes: Sequence[str], up: str) -> tuple[Panel,
         for row in rows
     ]
     label = MEASURED.get(up, up)
-    return line_panels(points, across=_short(along), up=label, log_x=False, log_y=False)
+    return line_panels(points, across=_last_name(along), up=label, log_x=False, log_y=False)
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _short(place: str) -> str:
+def _last_name(place: str) -> str:
     return place.rsplit(".", 1)[-1].replace("_", " ")
 
 
@@ -194,13 +194,13 @@ def draw_lines(
         for i, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, i + 1)
             _draw(axes, panel, looks, low)
-            axes.set(ylim=(low, high), ylabel=_short_of(panel.up) if i % columns == 0 else "")
+            axes.set(ylim=(low, high), ylabel=_label(panel.up) if i % columns == 0 else "")
         stream = io.BytesIO()
         figure.savefig(stream, format="png", metadata={"Software": None})
         return stream.getvalue()
 
 
-def _short_of(words: str) -> str:
+def _label(words: str) -> str:
     """Names from files as they are, neither formulas nor commands, and not too long to draw."""
     return cut(printable(words), 60).replace("$", r"\$")
 
@@ -223,19 +223,19 @@ def _draw(axes: Axes, panel: Panel, looks: Mapping[str, tuple[str, Any, str]], l
         points = [(x, max(y, low)) for x, y in pairs if y is not None]
         xs, ys = zip(*points, strict=True) if points else ((), ())
         look = {"color": colour, "linestyle": dashes, "marker": marker}
-        axes.plot(xs, ys, markersize=4, lw=1.6, label=_short_of(line.name), **look)
+        axes.plot(xs, ys, markersize=4, lw=1.6, label=_label(line.name), **look)
         missing = [x for x, y in pairs if y is None]  # nothing to measure: a cross at the top
         top = axes.get_xaxis_transform()
         tops = [0.985] * len(missing)
         axes.scatter(missing, tops, marker="x", color=colour, s=22, transform=top)
     axes.set(
-        title=_short_of(panel.title),
-        xlabel=_short_of(panel.across),
+        title=_label(panel.title),
+        xlabel=_label(panel.across),
         xscale="log" if panel.log_x else "linear",
         yscale="log" if panel.log_y else "linear",
     )
     # What was measured, no more.
-    axes.set_xticks(list(at.values()), [_short_of(_word(place)) for place in panel.places])
+    axes.set_xticks(list(at.values()), [_label(_word(place)) for place in panel.places])
     axes.set_xticks([], minor=True)
     if len(panel.places) > 5:
         axes.tick_params(axis="x", labelrotation=45, labelsize=7)

@@ -44,7 +44,8 @@ so that a worker elsewhere can import it."""
 USER_MODULES = "_remnant_user_"  # how a model's own file is named once it is imported
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _GO_ON = "the same command goes on with the rest"
-_held: dict[str, Any] = {}  # in a worker: what its tasks share; elsewhere: the Ray we are on
+_shared: dict[str, Any] = {}  # in a worker: what its tasks share, and the bytes of it
+_joined: list[str] = []  # the Ray cluster that this process is on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +283,7 @@ def _on_ray(
 def _join(ray: Any, where: str) -> None:
     """Connect to Ray and stay so, since it takes seconds, until another cluster is asked for."""
     if ray.is_initialized():
-        if _held.get("ray") == where:
+        if _joined == [where]:
             return
         ray.shutdown()
     os.environ.setdefault(
@@ -297,7 +298,7 @@ def _join(ray: Any, where: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the same again as what is raised, in six lines
                 ray.init(address="auto" if where == "auto" else f"ray://{where}", **quiet)
-        _held["ray"] = where
+        _joined[:] = [where]
     except (ConnectionError, RuntimeError, ImportError) as error:
         got = str(error).splitlines()[0] if str(error) else type(error).__name__
         do = "start `ray start --head` there"
@@ -324,7 +325,7 @@ def _dead(tasks: int) -> str:
 
 def _work(function: Function, spec: Spec, blob: bytes) -> Any:
     """In a worker. What is shared comes with every task and is unpacked once."""
-    if _held.get("blob") != blob:
-        _held["shared"] = pickle.loads(blob)  # noqa: S301  sent by who started us, no file
-        _held["blob"] = blob
-    return _plainly(function, spec, _held["shared"])
+    if _shared.get("bytes") != blob:
+        _shared["value"] = pickle.loads(blob)  # noqa: S301  sent by who started us, no file
+        _shared["bytes"] = blob
+    return _plainly(function, spec, _shared["value"])

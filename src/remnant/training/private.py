@@ -65,7 +65,7 @@ class PerRecord:
         values = dict(zip(names, weights, strict=True))
         grads, losses = mapped(values, self.inputs[rows], self.labels[rows])
         found = [grads[name] for name in names]
-        return (cut(found, self.recipe.clip) if self.recipe.clipping else found), losses
+        return (clip_each(found, self.recipe.clip) if self.recipe.clipping else found), losses
 
     def total(self, weights: Sequence[Tensor], rows: Tensor) -> tuple[list[Tensor], float]:
         """The sum of those records' clipped gradients and the sum of their losses."""
@@ -80,15 +80,15 @@ class PerRecord:
         return sums, losses
 
 
-def cut(grads: Sequence[Tensor], clip: float) -> list[Tensor]:
+def clip_each(grads: Sequence[Tensor], clip: float) -> list[Tensor]:
     """Each record's gradient (n x shape per parameter) scaled down to a norm of `clip` at most."""
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
-    factors = shrinking(norms, clip)
+    factors = clip_factors(norms, clip)
     wide = [factors.view(-1, *[1] * (g.ndim - 1)) for g in grads]
     return [torch.where(f > 0, f * g, 0.0) for f, g in zip(wide, grads, strict=True)]
 
 
-def shrinking(norms: Tensor, clip: float) -> Tensor:
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
     """By what gradients of these norms are multiplied. One that is not finite has no length to be
     cut to; it becomes 0, or it would tell."""
     return (clip / norms).clamp(max=1.0).masked_fill(~norms.isfinite(), 0.0)

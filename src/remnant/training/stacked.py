@@ -14,7 +14,7 @@ from remnant.errors import InputError, expected
 from remnant.gradients.factors import elementwise
 from remnant.models.stack import leaves
 from remnant.training.losses import loss_named
-from remnant.training.private import shrinking
+from remnant.training.private import clip_factors
 from remnant.training.recipes import PrivateDescent
 
 Forward = Callable[[Sequence[Tensor], Tensor, bool], Tensor]
@@ -147,7 +147,7 @@ def clipped_sum(
     factors = torch.ones_like(squares[0])[:, None]
     if recipe.clipping:  # a root has no slope at 0
         norms = torch.stack(squares).sum(0).clamp(min=1e-30).sqrt()
-        factors = shrinking(norms, recipe.clip)[:, None]
+        factors = clip_factors(norms, recipe.clip)[:, None]
     sums = []
     for d, a, bias in zip(signals, seen, biased, strict=True):
         # What is not finite belongs to a record whose factor is 0, and 0 times infinity is not.

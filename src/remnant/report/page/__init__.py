@@ -25,7 +25,7 @@ from torch import Tensor
 from remnant.bundle import Audit
 from remnant.report import charts, figures
 from remnant.report.page import facts
-from remnant.report.page.files import Pictures, place
+from remnant.report.page.files import Pictures, as_run
 from remnant.report.sheet import picture_of, short_number
 from remnant.store import write_text
 
@@ -88,7 +88,7 @@ def page(audit: Audit, pictures: Pictures) -> str:
 
 def write_page(directory: str | Path, audit: Audit, pictures: Pictures) -> Path:
     """`report.html` in the directory, whole or not at all, readable by its owner alone."""
-    return write_text(place(directory), PAGE_FILE, page(audit, pictures))
+    return write_text(as_run(directory), PAGE_FILE, page(audit, pictures))
 
 
 def picture_side(count: int, shape: Sequence[int], room: int = 6_000_000) -> int:

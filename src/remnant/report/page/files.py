@@ -144,7 +144,7 @@ def read_bundle(directory: str | Path, *, images: bool = True) -> tuple[Audit, P
         return without_images(audit)
     shown = Pictures() if audit.originals is None else _read_originals(path, audit.originals)
     names = {row.candidates for row in audit.attacks if row.candidates is not None}
-    found = {name: read_candidates(place(path), name).inputs for name in sorted(names)}
+    found = {name: read_candidates(as_run(path), name).inputs for name in sorted(names)}
     if audit.target.get("text"):
         texts = _read_texts(path, {name: len(rows) for name, rows in found.items()}, shown)
         return audit, replace(shown, candidates=found, texts=texts)
@@ -201,7 +201,7 @@ def _read_texts(
     """`texts.json`, if it is what an audit wrote: as many texts as there are rows."""
     wanted = dict(counts) | ({} if shown.originals is None else {ORIGINALS: len(shown.ids)})
     try:
-        held = TEXTS.validate_python(read_json(place(directory), TEXTS_FILE))
+        held = TEXTS.validate_python(read_json(as_run(directory), TEXTS_FILE))
     except ValidationError:
         held = {}
     if any(len(held.get(name, ())) != count for name, count in wanted.items()):
@@ -222,7 +222,7 @@ def blur(images: Tensor, kept: int = 5) -> Tensor:
     return functional.interpolate(averages, (h, w), mode="bilinear").reshape(images.shape).float()
 
 
-def place(directory: str | Path) -> Run:
+def as_run(directory: str | Path) -> Run:
     """A directory as the store's functions take it, though it need not hold a run."""
     return Run(path=Path(directory), spec={}, spec_hash="", finished=False, record={})
 
