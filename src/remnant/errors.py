@@ -110,7 +110,7 @@ def in_one_line(where: str = "") -> Callable[[Checked], Checked]:
     with `where`, or the name of the class."""
 
     def said(kind: Checked) -> Checked:
-        checked = one_fault(where or f"{kind.__name__}: ")(kind.__init__)
+        checked = one_fault(where or f"{kind.__name__}: ")(vars(kind)["__init__"])
         setattr(kind, "__init__", checked)  # noqa: B010  mypy takes a plain one for a slip
         return kind
 
