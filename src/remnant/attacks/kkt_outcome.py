@@ -58,6 +58,7 @@ def conclude(
         wrong or 0,
         sure,
         missing=max(0, least - len(pooled.inputs)),
+        outputs=duals.outputs,
     )
     return Candidates(
         inputs=data.float(),
@@ -102,11 +103,15 @@ def outcome(
     wrong: int = 0,
     sure: int = 0,
     missing: int = 0,
+    outputs: int = 2,
 ) -> tuple[Status, str]:
     """There is no certificate: what starts agree on is likely a record, no more.
 
     missing: how many fewer candidates there are, with those alike taken as one, than records. Each
     start then returns a few pictures over and over, and agrees with the others on what they are.
+    outputs: of the model. With one the second layer tells no record from another, and what starts
+    agree on is less often a record: only what they are sure of counts
+    (docs/research/kkt-two-classes.md).
     """
     alone = "one start has nothing to agree with, and a small misfit is no evidence"
     words = alone if starts == 1 else came_back(agreed, starts)
@@ -121,6 +126,11 @@ def outcome(
         words = (
             f"all candidates fall together in {missing} fewer than there are records, so that they "
             f"may be mixtures, on which starts agree as well: {words}"
+        )
+    elif starts > 1 and agreed and outputs == 1 and not sure:
+        words += (
+            f", none so that two starts agree above {TOLERANCES.sure:g}: with one output less than "
+            "that is no evidence"
         )
     elif starts > 1 and agreed:
         words += ", which is evidence, not a certificate"
