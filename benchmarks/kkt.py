@@ -59,6 +59,16 @@ ROWS: Mapping[str, dict[str, Any]] = {
         "data": "cifar10", "records": 50, "width": 1000, "loss": "bce", "model": CNN,
         "weight_decay": 1e-3,
     },
+    "cifar-50-two": {"data": "cifar10", "records": 50, "width": 300, "loss": "bce"},
+    "cifar-100-two": {"data": "cifar10", "records": 100, "width": 200, "loss": "bce"},
+    "cifar-100-small": {"data": "cifar10", "records": 100, "width": 200, "init": 1e-4},
+    "cifar-100-two-small": {
+        "data": "cifar10", "records": 100, "width": 200, "init": 1e-4, "loss": "bce",
+    },
+    "cifar-cnn-5": {
+        "data": "cifar10", "records": 5, "width": 50, "loss": "bce",
+        "model": "cnn:3x32x32-c32k3-50-1:nobias",
+    },
     "mnist-20": {"records": 20, "width": 300},
     "mnist-50": {"records": 50, "width": 300},
     "mnist-100": {"records": 100, "width": 1000},
