@@ -6,11 +6,8 @@ import math
 import pytest
 import torch
 
-from exact_case import planted, seeded, small_problem
-from remnant.solvers.dense import search as rounds
-from remnant.solvers.dense.exact import recover
+from exact_case import planted, seeded
 from remnant.solvers.dense.reflections import iterate, starting_at, turned_away
-from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.search import next_turn
 from remnant.solvers.dense.tolerances import TOLERANCES
 
@@ -63,28 +60,6 @@ def test_points_that_were_found_are_not_found_again():
         at = (unit(seen.coordinates(points.best), dim=1) @ true.T > 0.99).any(0)
         assert bool(at[:7].any()) == there
         assert bool(at[7:].any())
-
-
-def test_rounds_that_bring_little_keep_points_apart(monkeypatch):
-    problem, _ = small_problem()
-    spaces, plain = [], rounds.iterate
-
-    def watched(mine, *rest, **more):
-        spaces.append((mine.cosine, len(mine.found), more["iterations"]))
-        return plain(mine, *rest, **more)
-
-    monkeypatch.setattr(rounds, "iterate", watched)  # every round brings too little
-    monkeypatch.setattr(rounds, "next_turn", lambda turn, new, _: next_turn(turn, new, 3 * new + 1))
-    search = Search(starts=8)
-    recovery = recover(problem, search, generator=seeded())
-    assert bool(recovery.passed.all())
-    room = [problem.count - known >= 4 for _, known, _ in spaces]
-    assert sum(room[:4]) >= 3
-    due = [cosine if free else 1.0 for cosine, free in zip(TOLERANCES.cosines, room, strict=False)]
-    assert [cosine for cosine, *_ in spaces][:4] == due
-    for (cosine, known, iterations), before in zip(spaces[:4], recovery.found, strict=False):
-        assert known == before
-        assert iterations == (search.iterations if cosine == 1 else search.iterations // 2)
 
 
 def test_a_round_that_brings_enough_is_followed_by_its_like():

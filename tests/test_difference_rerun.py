@@ -33,12 +33,9 @@ from remnant.solvers.layers import first_pair
 from remnant.solvers.spans import decompose, span_of
 from remnant.training import SGD, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
+from seeding import seeded
 
 RECIPE = GradientDescent(lr=0.2, momentum=0.8, steps=14)
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @functools.cache

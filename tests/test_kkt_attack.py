@@ -20,10 +20,7 @@ from remnant.solvers.kkt.problem import pose
 from remnant.solvers.kkt.search import Found, Search, descend, pool, settled
 from remnant.training import DecayTime, train
 from remnant.types import Knowledge, Scaling, Status, Target
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from seeding import seeded
 
 
 @functools.cache
