@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import grad, jvp, vmap
 
 from remnant.errors import InputError
-from remnant.gradients import SmoothReLU, Softplus, smoothed
+from remnant.gradients import SmoothReLU, smoothed
 
 X = torch.linspace(-40.0, 40.0, 101, dtype=torch.float64)
 SLOPES = torch.sigmoid(2.5 * X)
@@ -41,7 +41,7 @@ def test_second_derivative_is_that_of_the_sigmoid():
 
 def test_softplus_has_a_temperature():
     wanted = torch.log1p(torch.exp(3.0 * X[45:55])) / 3.0
-    torch.testing.assert_close(Softplus(beta=3.0)(X[45:55]), wanted)
+    torch.testing.assert_close(nn.Softplus(beta=3.0)(X[45:55]), wanted)
 
 
 def network():

@@ -46,7 +46,7 @@ class Plan:
     seed: int = 0
     budget: float | None = None
     images: bool = True
-    redact: bool = False
+    redacted: bool = False
     control: bool | None = None
     command: str = ""
 
@@ -58,9 +58,9 @@ class Plan:
     def of(cls, spec: Mapping[str, Any], **more: Any) -> Plan:
         """The plan in the fields of an audit's spec, which has others too."""
         known = {one.name: spec[one.name] for one in fields(cls) if one.name in spec}
-        if isinstance(known.get("targets"), list):  # as JSON has them
+        if isinstance(known["targets"], list):  # as JSON has them
             known["targets"] = tuple(known["targets"])
-        return cls(**known | more)
+        return cls(**known | {"redacted": spec["redact"]} | more)
 
 
 @dataclass(frozen=True, kw_only=True)

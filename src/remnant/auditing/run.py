@@ -96,7 +96,7 @@ def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
         membership=members,
         privacy=None if case.ledger is None else promised_of_any(case.ledger, case.delta),
         images=plan.images,
-        redacted=plan.redact,
+        redacted=plan.redacted,
     )
     words = case.words if case.truth.are_texts else None
     result, pictures = write_bundle(run, result, case.truth, candidates, words)

@@ -5,8 +5,6 @@ in their place; gradients are then taken for the parameters that `weights` names
 still.
 """
 
-from torch.nn import Softplus
-
 from remnant.gradients.factors import LayerFactors, layer_factors
 from remnant.gradients.ntk import gram, gram_autograd, kernel_distance
 from remnant.gradients.smoothing import SmoothReLU, smoothed
@@ -15,7 +13,6 @@ from remnant.gradients.sums import inner_products, weighted_sum
 __all__ = [
     "LayerFactors",
     "SmoothReLU",
-    "Softplus",
     "gram",
     "gram_autograd",
     "inner_products",
