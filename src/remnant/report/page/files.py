@@ -207,7 +207,7 @@ def _read_texts(
     if any(len(held.get(name, ())) != count for name, count in wanted.items()):
         do = "restore it, or leave texts out with --no-images"
         raise StoreError(expected(f"{directory / TEXTS_FILE}", "texts in pieces", "others", do))
-    return {name: held[name] for name in wanted}
+    return {name: held.get(name, []) for name in wanted}
 
 
 def blur(images: Tensor, kept: int = 5) -> Tensor:
