@@ -49,7 +49,8 @@ def refit(
 ) -> Refitted:
     """The start's descendant that reproduces the coefficients best; stops at an error `enough`.
 
-    run: d -> c x (d + 1), the coefficients with this record among the known ones.
+    run: d -> c x (d + 1), the coefficients with this record among the known ones. starts: k x d,
+    one or more.
     """
     factor = square_root(fit, known, weights)
     released = coefficients(fit) @ factor.T
@@ -87,8 +88,7 @@ def refit(
             step(note=f"error {best.error:.0e}")
             if best.error <= enough:
                 break
-    if best is None:
-        raise ValueError("refit: expected at least one start, got none")
+    assert best is not None
     return best
 
 
