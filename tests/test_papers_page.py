@@ -33,6 +33,21 @@ def test_every_study_of_a_paper_is_on_the_page_and_every_row_is_filled():
     assert all(all(row) for row in cells)
 
 
+BOUNDS = re.findall(r"`(remnant bound [^`]+)` \| [a-z ]*(\.\d+) \|", PAGE.read_text())
+
+
+@pytest.mark.parametrize(("command", "figure"), BOUNDS)
+def test_a_bound_of_the_page_is_what_its_command_says(command, figure, capsys):
+    assert main([*shlex.split(command)[1:], "--json"]) == 0
+    told = capsys.readouterr().out
+    numbers = [float(word) for word in re.findall(r"(?<=: )-?\d[\d.e+-]*", told)]
+    assert any(f"{value:.4g}".removeprefix("0") == figure for value in numbers), told
+
+
+def test_the_page_has_a_figure_for_each_bound():
+    assert len(BOUNDS) == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_a_study_of_the_page_runs_quickly(name, tmp_path):
