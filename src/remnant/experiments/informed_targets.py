@@ -310,10 +310,12 @@ def by_transposed(
     scene: Released, shadows: Weights, count: int, sizes: InformedSizes
 ) -> tuple[Tensor, Row]:
     """The paper's network for images, on the shadows' principal components: all 55,000 weights
-    would make 226 million in its first layer."""
+    would make 226 million in its first layer. The paper's rate and batches are for 54,000 shadows
+    and 1000 epochs; of a few hundred they would make too few steps to learn anything."""
     network = replace(
-        RecoNN.cifar(), components=min(1000, count - 1), critic_width=sizes.critic_width
-    )
+        RecoNN.cifar(), components=min(1000, count - 1), critic_width=sizes.critic_width, lr=1e-3,
+        batch_size=16,
+    )  # fmt: skip
     return by_network(scene, shadows, count, sizes, network, perceptual=True)
 
 

@@ -172,7 +172,7 @@ def measure_factor(
             spent = time.process_time() - began + training * count / max(1, len(scene.public))
             row: Row = {"method": method, "shadows": count} | scale(guess) | figures
             if sheets:
-                title = f"One unknown record each: {method}, {count} shadow models"
+                title = f"{method}, {count} shadow models"
                 name = f"sheet-{method.replace(' ', '-')}-{count}-{seed}.png"
                 row["files"] = {name: sheet_of(scene, guess, title)}
             rows.append(row | {"cpu_seconds": round(spent, 2)})
@@ -290,7 +290,7 @@ STUDIES: Mapping[str, Study] = {
             "records": 60, "shadows": 300, "targets": 20, "epochs": 10, "reconn_epochs": 60,
             "critic_width": 16, "sheets": True, "data": "cifar10",
         },
-        quick={"records": 20, "shadows": 50, "targets": 4, "epochs": 3, "reconn_epochs": 8}
+        quick={"records": 20, "shadows": 50, "targets": 4, "epochs": 3, "reconn_epochs": 40}
         | {"critic_width": 8, "data": "mnist"},
         columns=("method", "perceptual", "shadows", *CRITERIA),
         figures=(errors_over("method", "method", line="reconstructions"),),
