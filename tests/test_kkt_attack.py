@@ -136,6 +136,19 @@ def test_the_descent_falls_and_duals_stay_positive():
     assert (found.duals >= 0).all()
 
 
+@pytest.mark.parametrize(("lr", "finest", "odd"), [(0.2, 1e-6, 1), (30.0, 0.2, 0)])
+def test_starts_take_the_step_that_ended_with_the_lesser_misfit(lr, finest, odd):
+    target, _ = digits_target()
+    problem = pose(read_network(target.model), (64,), records=10, rank=10, inner_rank=40)
+    duals = Duals(objective="soft", labels=balanced_labels(20, 10), outputs=10)
+    search = Search(steps=60, columns=1.0, rows=(5.0, 10.0), lr=lr, finest_lr=finest)
+    ended = descend(problem, duals, search, starts=4, generator=seeded()).misfit.sum(1)
+    good = ended[torch.arange(4) != odd]
+    assert len(ended) == 4
+    assert good.max() < 1  # 3 at zero duals
+    assert not ended[odd] < 2 * good.max()
+
+
 def test_the_paper_descends_on_pixels():
     target, _ = digits_target()
     settings = {"preset": "paper", "lr": 1e-3, "sigma": 0.01, "alpha": 100.0, "lambda_min": 0.05}

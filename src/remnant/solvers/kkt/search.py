@@ -36,10 +36,15 @@ from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 class Search:
     """Settings of the descent. sharpness: of the smoothed ReLU, in units of pre-activations.
     columns, rows, sizes: the weights (`objective.Weights`) that are reached where there are as
-    many records as neurons in a layer."""
+    many records as neurons in a layer.
+
+    One start takes steps of lr, one of finest_lr, and all others of what ended with the lesser
+    misfit: photographs want the larger, of digits it leaves more unexplained.
+    """
 
     steps: int = 600
     lr: float = 0.2
+    finest_lr: float = 0.05
     spread: float = 0.3  # deviation of the first coordinates, in units of their expected sizes
     sharpness: tuple[float, float] = (1.0, 50.0)
     columns: float = 100.0
@@ -193,18 +198,19 @@ def _begin(
 def descend(
     problem: Problem, duals: Duals, search: Search, *, starts: int, generator: torch.Generator
 ) -> Found:
-    """From `starts` random sets of candidates, one for each label of `duals`: as many at once as
-    make a good step, one after the other where there are many candidates."""
-    m, dtype = len(duals.labels), problem.columns.dtype
-    at_once = min(starts, max(1, search.tolerances.rows // m))
-    found = []
+    """From `starts` random sets of candidates, one for each label of `duals`."""
+    steps = [search.lr, search.finest_lr][: min(starts, 1 + (search.finest_lr < search.lr))]
+    found: list[Found] = []
     with task("starts", starts) as step:
-        for first in range(0, starts, at_once):
+        for lr in steps:
+            found.append(_starts(problem, duals, replace(search, lr=lr), 1, generator))
+            step(1)
+        ended = [float(one.misfit.sum().nan_to_num(torch.inf)) for one in found]
+        best = replace(search, lr=steps[ended.index(min(ended))])
+        at_once = max(1, search.tolerances.rows // len(duals.labels))
+        for first in range(len(found), starts, at_once):
             k = min(at_once, starts - first)
-            shape = (k, m, problem.coordinates)
-            begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
-            raw = duals.start(k, dtype)
-            found.append(descend_from(problem, duals, search, begin.to(dtype), raw, generator))
+            found.append(_starts(problem, duals, best, k, generator))
             step(k)
     joined: dict[str, Any] = {
         name: torch.cat([getattr(one, name) for one in found])
@@ -213,6 +219,15 @@ def descend(
     }
     traces = zip(*(one.trace for one in found), strict=True)
     return Found(**joined, trace=[sum(values) / len(found) for values in traces])
+
+
+def _starts(
+    problem: Problem, duals: Duals, search: Search, k: int, generator: torch.Generator
+) -> Found:
+    """k random sets of candidates, descended from at once."""
+    dtype, shape = problem.columns.dtype, (k, len(duals.labels), problem.coordinates)
+    begin = search.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return descend_from(problem, duals, search, begin.to(dtype), duals.start(k, dtype), generator)
 
 
 def descend_from(
