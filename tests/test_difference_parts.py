@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from remnant.solvers.dense.certificate import at_least_usual
+from remnant.solvers.dense.exact import duals_of
 from remnant.solvers.dense.reflections import Signals, iterate, starting_at
 from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import (
@@ -152,3 +153,12 @@ def test_a_point_counts_once():
     problem, records = planted_smooth()
     y = records @ problem.right.T
     assert new_points(problem, torch.cat([y, y + 1e-3]), y[:2]) == [2, 3, 4]
+
+
+def test_duals_follow_from_all_points():
+    generator = torch.Generator().manual_seed(0)
+    duals = torch.randn(4, 9, generator=generator, dtype=torch.float64)
+    records = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+    left, scale, right = torch.linalg.svd(duals.T @ records, full_matrices=False)
+    found = duals_of(left[:, :4], scale[:4], records @ right[:4].T)
+    assert torch.allclose(found, duals)

@@ -179,5 +179,5 @@ def to_inputs(directions: Tensor) -> Tensor:
 
 def duals_of(left: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     """n x w, from M = left diag(scale) right = sum_i a_i x~_i^T with all points y (n x n) known."""
-    z: Tensor = torch.linalg.solve(y, torch.diag(scale)).T
+    z: Tensor = torch.linalg.solve(y.T, torch.diag(scale))
     return z @ left.T
