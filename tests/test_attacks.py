@@ -32,7 +32,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "research" / "adding-an-attack.md"
 
 
 def two_checkpoints():
-    return faces_target(records=6, width=96)[0]
+    return faces_target()[0]
 
 
 def one_gradient():
@@ -61,7 +61,7 @@ def with_public():
 
 
 ROWS = {
-    "ntk": ({}, two_checkpoints),
+    "ntk": ({"preset": "exact"}, two_checkpoints),
     "gradient": ({}, one_gradient),
     "kkt": ({"starts": 2, "steps": 5, "candidates": 4}, two_checkpoints),
     "informed": ({"replaying": {"evaluations": 4, "label_evaluations": 2}}, all_records_but_one),

@@ -144,7 +144,7 @@ WORK = {
     "ntk exact": (
         "searching for records",
         3,
-        lambda: by_attack("ntk", faces_target(records=6, width=96)[0], starts=4, patience=3),
+        lambda: by_attack("ntk", faces_target(records=10, width=128)[0], starts=4, patience=3),
     ),
     "ntk smooth": (
         "searching for records",
