@@ -193,7 +193,7 @@ def test_preflight_knows_which_attacks_read_texts(case):
         ({"--holdout": "train.txt"}, "a null must not have been trained on"),
         ({"--tokenizer": "other.json"}, "below the model's vocabulary, 300"),
         ({"--data": "digits.npz"}, "expected texts, a .txt or .jsonl file"),
-        ({"--shape": "3"}, "--shape of a model of tokens"),
+        ({"--shape": "3"}, "shape of a model of tokens"),
         ({"--loss": "mse"}, "expected ce, got mse"),
     ],
 )
