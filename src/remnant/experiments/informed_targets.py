@@ -301,7 +301,7 @@ def by_network(
         labels=scene.public.labels[:count],
         perceptual=None if look is None else lambda guess, truth: look(guess, truth).mean(),
     )
-    row: Row = {"loss": learned.losses[-1]}
+    row: Row = {"loss": learned.losses[-1], "labels_right": None}  # it tells no label
     row |= {"perceptual": look is not None} if perceptual else {}
     return learned(observation.seen(run, scene.released)).clamp(0, 1), row
 
