@@ -7,10 +7,13 @@ attack before it is played. Neither ever holds a record that the attack is to fi
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
@@ -21,6 +24,8 @@ from torch import Tensor, nn
 from remnant.errors import InputError, expected
 from remnant.models.linear_model import LinearModel
 from remnant.solvers.layers import Pair, first_pair
+from remnant.training.recipes import DecayTime, GradientDescent
+from remnant.training.run import train
 from remnant.types import Candidates, Examples, Target
 
 Scalar = float | int | str | bool | None
@@ -90,19 +95,44 @@ def setting(default: Any, words: str, *, flag: str | bool = True) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one run of an attack is expected to take: billions of multiply-adds, and bytes."""
+    """What one run of an attack is expected to take, in CPU seconds and bytes.
 
-    work: float
-    memory: float
-
-
-def in_steps(work: float, least: float = 0.03) -> float:
-    """Billions of multiply-adds that one step of a loop stands for when its time is estimated.
-
-    work: what the step computes. least: what the fixed time of any step, however small, would have
-    computed.
+    most: after so many seconds it has given up, None where it ends in about the time expected.
+    twin: seconds to make the control's target.
     """
-    return max(work, least)
+
+    seconds: float
+    memory: float
+    most: float | None = None
+    twin: float = 0.0
+
+
+@cache
+def billions_a_second() -> float:
+    """Billions of multiply-adds that this machine does in a second, by a probe of some 50 ms."""
+    a = torch.rand(512, 512)
+    a @ a
+    begun, done = time.process_time(), 0  # as a budget counts, whatever else is running
+    while done < 4 or time.process_time() - begun < 0.05:
+        a @ a
+        done += 1
+    return done * 512**3 * 1e-9 / (time.process_time() - begun)
+
+
+def seconds_of(work: float, least: float = 0.0) -> float:
+    """CPU seconds that so many billions of multiply-adds take here; least: those in the time that
+    any step takes, however small."""
+    return max(work, least) / billions_a_second()
+
+
+STEP = 0.03  # `least` of a step of training or of a search
+
+
+def measured(run: Callable[[], object]) -> float:
+    """CPU seconds that it takes, once."""
+    begun = time.process_time()
+    run()
+    return time.process_time() - begun
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,14 +241,47 @@ class Attack(Protocol):
         ...
 
 
-def graph_cost(scene: Scene, factor: float) -> Cost:
-    """Expected cost of a search through the first two dense layers.
+def pass_seconds(scene: Scene, count: int, most: int = 16) -> float:
+    """CPU seconds that the model takes for so many records, forward and back, by a pass of no more
+    than `most`."""
+    model, some = copy.deepcopy(scene.target.model).eval(), min(count, most)
+    inputs = next(model.parameters()).new_zeros(some, *scene.target.input_shape)
+    inputs.requires_grad_()
+    model(inputs)  # the first pass is slow
+    return measured(lambda: model(inputs).sum().backward()) * count / some
 
-    With N records and w neurons measured runs take about `factor` N^2 w multiply-adds; factor was
-    fitted by eye. Memory is that of both layers' matrices and of the points that are searched for.
+
+def training_seconds(
+    scene: Scene, recipe: GradientDescent | DecayTime, steps: int, tried: int = 10
+) -> float:
+    """CPU seconds that so many steps of the recipe take, of which `tried` are done on noise."""
+    shape = (scene.records, *scene.target.input_shape)
+    if scene.regression or scene.tokens is not None:
+        return steps * pass_seconds(scene, scene.records)
+    noise = Examples(
+        inputs=torch.rand(shape, generator=torch.Generator().manual_seed(0)),
+        labels=torch.arange(scene.records) % 2,
+        ids=tuple(map(str, range(scene.records))),
+    )
+    short = replace(recipe, steps=tried)
+    chance = torch.Generator().manual_seed(0)
+    scaling = scene.target.scaling
+    run = partial(train, scene.target.model, noise, short, scaling=scaling, generator=chance)
+    return measured(run) * steps / tried
+
+
+def graph_cost(scene: Scene, factor: float, rounds: int = 0) -> Cost:
+    """Of a search through the first two dense layers, d inputs and w neurons: fitted by eye to
+    measured runs, which take some `factor` N^2 w multiply-adds.
+
+    rounds: at most so many find nothing before it gives up, each of 32 points and 900 reflections,
+    after which the points are refined, which takes as long again.
     """
     pair, n = first_pair(scene.target.model, after_convolutions=True), scene.records
     w, d = 1, math.prod(scene.target.input_shape)
     if isinstance(pair, Pair):
         w, d = scene.target.weights[pair.first.weight].shape
-    return Cost(work=factor * n * n * w * 1e-9, memory=8.0 * (6 * d * w + 40 * n * w + 4 * w * w))
+    seconds = seconds_of(factor * n * n * w * 1e-9)
+    barren = 2 * 900 * 32 * (w * w + 6 * n * w) * 1e-9
+    most = max(2 * seconds, seconds + rounds * seconds_of(barren)) if rounds else None
+    return Cost(seconds=seconds, memory=8.0 * (6 * d * w + 40 * n * w + 4 * w * w), most=most)

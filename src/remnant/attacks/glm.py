@@ -10,14 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remnant.attacks.about import About, Cost, LeaveOne, Range, Scene, Space, in_steps, setting
-from remnant.attacks.glm_case import Case, Found, encoded, pose
+from remnant.attacks.about import (
+    STEP,
+    About,
+    Cost,
+    LeaveOne,
+    Range,
+    Scene,
+    Space,
+    measured,
+    seconds_of,
+    setting,
+)
+from remnant.attacks.glm_case import Case, Found, codes, encoded, pose
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
 from remnant.errors import InputError, expected
 from remnant.models.linear_estimators import from_estimator, recipe
 from remnant.models.linear_files import linear_target
 from remnant.models.linear_model import LinearModel, Recipe
 from remnant.solvers.glm.closed_form import Record, from_mean, means, recover
+from remnant.solvers.glm.refit import TOLERANCES as REFIT
 from remnant.solvers.glm.refit import refit
 from remnant.types import Candidates, Examples, Stated, Status, Target
 
@@ -114,19 +126,22 @@ class GLM:
         return "with one record there is none that is known" if scene.records < 2 else None
 
     def cost(self, scene: Scene) -> Cost:
-        """A closed form takes next to nothing. Where the solver stopped early the model is
-        fitted again and again: some 40 Jacobians by differences, each of one fit a feature (0.2
-        billion multiply-adds' time a fit, measured with scikit-learn's defaults)."""
+        """Where the solver stopped early, a few records are looked for through it: from each start
+        some evaluations and as many Jacobians, which are a fit a feature. One fit is measured."""
         n, d = scene.records, math.prod(scene.target.input_shape)
-        model = scene.target.model
+        seconds = seconds_of(1e-8 * n * d * d, STEP)
+        model, search = scene.target.model, 0.0
         early = (
             isinstance(model, LinearModel)
+            and model.solver
             and model.family != "linear"
             and (model.tolerance or 1.0) > TOLERANCES.converged
         )
-        turns = TOLERANCES.refits / min(LEFT_OUT.most, n)  # that have such a search
-        search = turns * 40 * (d + 2) * 0.2 if early and self.attempts else 0.0
-        return Cost(work=in_steps(1e-8 * n * d * d) + search, memory=8.0 * 20 * n * d)
+        if early and self.attempts:
+            turns = TOLERANCES.refits / min(LEFT_OUT.most, n)  # that have such a search
+            search = turns * self.attempts * REFIT.evaluations / 2 * (d + 2) * fit_seconds(scene)
+        most = seconds + 2 * max(1, len(cast(LinearModel, model).classes)) * search
+        return Cost(seconds=seconds + search, memory=8.0 * 20 * n * d, most=most)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """The same family and penalty, fitted by scikit-learn until it converged."""
@@ -253,6 +268,18 @@ class GLM:
                 "rounding": case.rounding,
             },
         )
+
+
+def fit_seconds(scene: Scene) -> float:
+    """CPU seconds of one fit as the model says it was made, on noise of the records' size."""
+    model = cast(LinearModel, scene.target.model)
+    shape = (scene.records, math.prod(scene.target.input_shape))
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kinds = codes(model) or [0, 1, 2]
+    labels = torch.tensor(kinds)[torch.arange(scene.records) % len(kinds)]
+    again = recipe(model)
+    again(noise, labels, None)  # the first loads what it needs
+    return measured(lambda: again(noise, labels, None))
 
 
 def closed_form(case: Case) -> list[Found]:

@@ -21,9 +21,11 @@ from remnant.attacks.about import (
     Scene,
     Space,
     graph_cost,
+    pass_seconds,
     setting,
 )
 from remnant.attacks.behind_front import through_front
+from remnant.attacks.folded import folded_model
 from remnant.attacks.gradient_batch_norm import (
     STATISTICS,
     in_training,
@@ -154,7 +156,12 @@ class Gradient:
     def cost(self, scene: Scene) -> Cost:
         if is_transformer(scene.target.model):
             return gradient_sequences.cost(scene)
-        return graph_cost(scene, 6e3)
+        cost = graph_cost(scene, 6e3)
+        if not isinstance(dense_pair(folded_model(scene.target.model)), str):
+            return cost
+        # Images behind a front: each evaluation goes through it, and back twice for its gradient.
+        images = 3 * self.steps * pass_seconds(scene, scene.records)
+        return replace(cost, seconds=cost.seconds + images)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """The gradient of other records at the same weights."""

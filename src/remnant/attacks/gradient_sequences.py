@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from remnant.attacks.about import Cost, Scene
+from remnant.attacks.about import Cost, Scene, seconds_of
 from remnant.attacks.outcome import (
     in_box,
     nothing,
@@ -275,12 +275,12 @@ def cost(scene: Scene) -> Cost:
     by measured runs. The vocabulary is passed over in blocks."""
     layout = read_layout(scene.target.model)
     if isinstance(layout, str):
-        return Cost(work=0.0, memory=0.0)
+        return Cost(seconds=0.0, memory=0.0)
     d, n, places = layout.width, scene.records, min(32, *scene.target.input_shape)
     pairs = n * places * min(n * places, 4000)
     again = 6.0 * scene.parameters * n * places
     work = pairs * (2.0 * d * d + 4.0 * places * d) + again + 60.0 * d**3
-    return Cost(work=work * 1e-9, memory=16.0 * scene.parameters + 4.0 * (1 << 26))
+    return Cost(seconds=seconds_of(work * 1e-9), memory=16.0 * scene.parameters + 4.0 * (1 << 26))
 
 
 def twin(scene: Scene, strangers: Examples) -> Target:

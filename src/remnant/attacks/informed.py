@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from remnant.attacks.about import (
     HELD,
     LINEAR,
+    STEP,
     About,
     Cost,
     LeaveOne,
     Range,
     Scene,
     Space,
-    in_steps,
+    seconds_of,
     setting,
 )
 from remnant.attacks.informed_known import (
@@ -167,9 +168,9 @@ class Informed:
         recipe, count = scene.target.knowledge.recipe, scene.parameters
         steps = step_count(recipe, scene.records) if isinstance(recipe, FixedStep) else 0
         kinks = any(isinstance(m, nn.ReLU | nn.LeakyReLU) for m in scene.target.model.modules())
-        each = in_steps(9 * (scene.records + 200) * count * 1e-9)
+        each = seconds_of(9 * (scene.records + 200) * count * 1e-9, STEP)
         memory = min(12.0 * count * steps, 2.0**30) + 40.0 * count
-        return Cost(work=(400 if kinks else 100) * steps * each, memory=memory)
+        return Cost(seconds=(400 if kinks else 100) * steps * each, memory=memory)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """The same run, by the same recipe from the same weights, on other records."""

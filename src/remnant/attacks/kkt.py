@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from remnant.attacks.about import HELD, LINEAR, About, Choice, Cost, Range, Scene, Space, setting
+from remnant.attacks.about import (
+    HELD,
+    LINEAR,
+    About,
+    Choice,
+    Cost,
+    Range,
+    Scene,
+    Space,
+    measured,
+    pass_seconds,
+    setting,
+    training_seconds,
+)
 from remnant.attacks.kkt_outcome import conclude, conclude_paper, records_of
 from remnant.attacks.outcome import model_box, nothing
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
 from remnant.solvers.kkt.duals import OBJECTIVES, Duals, Objective, balanced_labels
-from remnant.solvers.kkt.network import Layer, balance, read_network
+from remnant.solvers.kkt.network import Balance, Layer, balance, read_network
 from remnant.solvers.kkt.paper import LOGARITHMIC, RANGES, descend_on_pixels, drawn
-from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.search import Search, agreed
+from remnant.solvers.kkt.problem import Problem, pose
+from remnant.solvers.kkt.search import Search, agreed, descend
 from remnant.solvers.kkt.tolerances import TOLERANCES
 from remnant.solvers.spans import Spectrum, count_in_noise
 from remnant.training import DecayTime, train
@@ -56,6 +71,11 @@ ABOUT = About(
         ),
     },
 )
+
+
+def twin_recipe(loss: str) -> DecayTime:
+    """How a twin is trained, the way that leaks."""
+    return DecayTime(loss=loss, lr=0.5 if loss in ("ce", "bce") else 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +134,36 @@ class KKT:
         return layers if isinstance(layers, str) and self.preset != "paper" else None
 
     def cost(self, scene: Scene) -> Cost:
-        n, count = scene.records, scene.parameters
-        return Cost(work=4 * 600 * 6 * 2 * n * count * 1e-9, memory=40.0 * (count + n * n))
+        """Of a descent's steps, a few of which are done."""
+        target, n = scene.target, scene.records
+        memory = 40.0 * (scene.parameters + n * n)
+        recipe = twin_recipe(scene.loss)
+        steps = recipe.decay_time / (recipe.lr * recipe.weight_decay)
+        twin = training_seconds(scene, recipe, round(1.5 * steps))  # rates fall on the way
+        layers = read_network(target.model)
+        if self.preset == "paper" or isinstance(layers, str):
+            each = pass_seconds(scene, TOLERANCES.per_record * n)
+            seconds = self.trials * (self.steps or 50_000) * each
+            return Cost(seconds=seconds, memory=memory, twin=twin)
+        if any(not bool(layer.weight.any()) for layer in layers):
+            return Cost(seconds=0.0, memory=memory, twin=twin)
+        told = replace(target, knowledge=replace(target.knowledge, records=n, loss=scene.loss))
+        begun = time.process_time()
+        problem, duals, how = self.posed(told, layers, n, balance(layers))
+        posing, tried = time.process_time() - begun, replace(how, steps=4)
+        chance = torch.Generator().manual_seed(0)
+        few = partial(descend, problem, duals, tried, starts=self.starts, generator=chance)
+        each = measured(few) / tried.steps
+        steps = how.steps + how.last_steps / self.starts
+        return Cost(seconds=posing + steps * each, memory=memory, twin=twin)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """Trained from fresh weights to stationarity with weight decay, the way that leaks."""
         target, loss = scene.target, scene.loss
         model = fresh_model(target.model, generator)
-        recipe = DecayTime(loss=loss, lr=0.5 if loss in ("ce", "bce") else 0.2)
-        trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
+        trained = train(
+            model, strangers, twin_recipe(loss), scaling=target.scaling, generator=generator
+        )
         told = target.knowledge.labels is not None and not strangers.labels.is_floating_point()
         labels = strangers.labels if told else None
         held = Knowledge(records=len(strangers), loss=loss, labels=labels)
@@ -137,6 +178,23 @@ class KKT:
             return nothing(target, Status.NOT_APPLICABLE, reason)
         spectrum, state = spectrum_of(target, layers), balance(layers)
         counted = records_of(target) or spectrum.count
+        problem, duals, how = self.posed(target, layers, counted, state)
+        found = agreed(problem, duals, how, starts=self.starts, generator=generator)
+        if found is None:
+            reason = (
+                "the search left the range of numbers from every start: the weights are far out"
+            )
+            return nothing(target, Status.INCONCLUSIVE, reason)
+        return conclude(target, layers, spectrum, state, duals, *found)
+
+    def posed(
+        self,
+        target: Target,
+        layers: tuple[Layer, ...],
+        counted: int,
+        state: Balance,
+    ) -> tuple[Problem, Duals, Search]:
+        """What is descended on, for so many records."""
         m = self.candidates or TOLERANCES.per_record * counted
         first = next(layer for layer in layers if not layer.conv)
         spare = 1.0 if records_of(target) else TOLERANCES.spare_rank
@@ -144,8 +202,8 @@ class KKT:
         duals = duals_for(target, len(layers[-1].weight), m, self.objective)
         duals = replace(duals, least=self.lambda_min or 0.0)
         if duals.outputs == 1 and duals.objective != "free":
-            told = TOLERANCES.first_share * float(layers[-1].weight.square().sum()) / counted
-            duals = replace(duals, first=min(duals.first, told))
+            share = TOLERANCES.first_share * float(layers[-1].weight.square().sum()) / counted
+            duals = replace(duals, first=min(duals.first, share))
         problem = pose(
             layers,
             target.input_shape,
@@ -158,14 +216,7 @@ class KKT:
         )
         if state.imbalance > TOLERANCES.far_off:
             problem = replace(problem, rows={})
-        how = self.search(duals, layers, counted)
-        found = agreed(problem, duals, how, starts=self.starts, generator=generator)
-        if found is None:
-            reason = (
-                "the search left the range of numbers from every start: the weights are far out"
-            )
-            return nothing(target, Status.INCONCLUSIVE, reason)
-        return conclude(target, layers, spectrum, state, duals, *found)
+        return problem, duals, self.search(duals, layers, counted)
 
     def search(self, duals: Duals, layers: tuple[Layer, ...], records: int) -> Search:
         """Weights by the kind of duals and by how records crowd the first dense layer: the more

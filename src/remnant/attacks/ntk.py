@@ -19,7 +19,9 @@ from remnant.attacks.about import (
     Scene,
     Space,
     graph_cost,
+    pass_seconds,
     setting,
+    training_seconds,
 )
 from remnant.attacks.behind_front import has_head, through_front
 from remnant.attacks.folded import folded_model, without_norms
@@ -37,6 +39,7 @@ from remnant.models.folding import statistics_moved
 from remnant.solvers.dense.certificate import spread_of
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.descent.front import FrontMatching
 from remnant.solvers.descent.paper import SHARPENED, descend, hours_of
 from remnant.solvers.descent.projected import Projected, search
 from remnant.solvers.layers import first_pair
@@ -51,6 +54,7 @@ IN_TRAINING = (
     "batch norm was in training mode: its running statistics moved, and every record's part of the "
     "change depends on its batch; frozen batch norm, or one gradient with its statistics, is solved"
 )
+FRONT = FrontMatching()
 FOUND = (Status.COMPLETE, Status.PARTIAL)
 ABOUT = About(
     summary="records from final and initial weights",
@@ -76,6 +80,11 @@ ABOUT = About(
         )
     },
 )
+
+
+def twin_recipe(loss: str) -> GradientDescent:
+    """How a twin is trained, the way that leaks."""
+    return GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=loss, stop_loss=0.02)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +169,27 @@ class NTK:
         return pair if isinstance(pair, str) else None
 
     def cost(self, scene: Scene) -> Cost:
-        return graph_cost(scene, 2.5e4)
+        """Where records are told, approximate candidates follow a search that proved nothing."""
+        recipe = twin_recipe(scene.loss)
+        twin = training_seconds(scene, recipe, recipe.steps // 4)  # it mostly fits long before
+        cost = graph_cost(scene, 2.5e4, 2 * self.patience)
+        count, shape = scene.target.knowledge.records, scene.target.input_shape
+        if has_head(folded_model(scene.target.model)):  # images from features
+            images = FRONT.evaluations * pass_seconds(scene, scene.records)
+            return replace(cost, seconds=cost.seconds + images, most=None, twin=twin)
+        rough = 0.0
+        if count is not None and self.preset != "exact":
+            steps = (self.steps or 400) * self.runs
+            hours = hours_of(scene.target.model, shape, 2 * count, steps, projected=True)
+            rough = 3600 * hours if hours <= self.hours else 0.0
+        return replace(cost, most=(cost.most or cost.seconds) + rough, twin=twin)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
         """Trained from the same initial weights on other records, the way that leaks."""
         target, model = scene.target, copy.deepcopy(scene.target.model)
         assert target.knowledge.initial is not None
         model.load_state_dict(target.knowledge.initial, strict=False)
-        recipe = GradientDescent(lr=0.05, momentum=0.9, steps=3000, loss=scene.loss, stop_loss=0.02)
+        recipe = twin_recipe(scene.loss)
         trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
         held = Knowledge(initial=trained.initial, records=len(strangers), loss=scene.loss)
         return replace(target, model=trained.model, knowledge=held)

@@ -22,7 +22,7 @@ from remnant.progress import task
 from remnant.solvers.dense.exact import Recovery, recover, recover_smooth
 from remnant.solvers.dense.polish import polished
 from remnant.solvers.dense.problem import pose, pose_output
-from remnant.solvers.dense.rounds import Search
+from remnant.solvers.dense.rounds import Search, barren_in
 from remnant.solvers.dense.smooth import pose_smooth
 from remnant.solvers.layers import Pair, first_pair, read_labels
 from remnant.solvers.spans import (
@@ -197,6 +197,9 @@ def words_for(
         words += f": {why_inexact(recovery)}"
     elif len(recovery.inputs) and not recovery.exact:
         words += f"; {len(recovery.inputs)} rough estimates, which exact ones would need all of"
+    if len(recovery.inputs) < count:
+        barren = barren_in(recovery.found)
+        words += f"; given up after {barren} rounds of the search that found nothing more"
     if recovery.blends:
         words += f"; {recovery.blends} more {BLENDS}"
     if target.knowledge.records not in (None, count):

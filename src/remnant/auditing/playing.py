@@ -88,7 +88,9 @@ def play(stage: Stage, name: str, attack: Attack, *, on: str = "attack") -> Cand
             return _kept(stage, on, name, lambda chance: attack(case.target, generator=chance))
     rows, found = rows_left_out(case, leave, plan.targets, plan.seed), list[Candidates]()
     with task(f"{on} {name}"), task(f"records left out, {name}", len(rows)) as step:
-        for turn, row in enumerate(rows):  # drawn: those that a budget had time for stand for all
+        # Drawn: those that a budget had time for stand for all. The first turns may be slow ones
+        # (`glm` refits), and come last.
+        for turn, row in reversed([*enumerate(rows)]):
             known = case.truth.take([i for i in range(len(case.truth)) if i != row])
             target = leave.target(case.target, known, case.truth.labels[row : row + 1], turn)
             try:
@@ -98,7 +100,8 @@ def play(stage: Stage, name: str, attack: Attack, *, on: str = "attack") -> Cand
                 if not found or on != "attack":
                     raise
                 break
-    whole = joined(case, rows[: len(found)], found)
+    tried = len(found)
+    whole = joined(case, rows[len(rows) - tried :], found[::-1])
     if len(found) < len(rows):
         left = f"the budget of {plan.budget:g} s left out {len(rows) - len(found)} more"
         whole = replace(whole, reason=f"{whole.reason}; {left}")

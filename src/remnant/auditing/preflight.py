@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from remnant.attacks import ATTACKS, Attack
 from remnant.attacks.about import Cost
@@ -27,8 +24,8 @@ def preflight(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     targets: Targets = None,
 ) -> list[dict[str, Any]]:
-    """One row per adversary: attack, applies, why, seconds, megabytes, stronger (JSON values)."""
-    speed = billions_a_second()
+    """One row per adversary (JSON values): attack, title, applies, why, megabytes, stronger; CPU
+    seconds of the attack (`at_most`: where it finds nothing), and of its control."""
     rows = []
     for name in chosen(attacks):
         attack = make_attack(name, (settings or {}).get(name, {}))
@@ -36,7 +33,7 @@ def preflight(
         other = case.truth.are_texts and "tokenizer" not in about.takes
         why_not = "it reconstructs numbers, and these records are texts" if other else None
         why_not = why_not or attack.why_not(case.scene)
-        cost = Cost(work=0.0, memory=0.0) if why_not else attack.cost(case.scene)
+        cost = Cost(seconds=0.0, memory=0.0) if why_not else attack.cost(case.scene)
         runs = 1 if leave is None or why_not else len(rows_left_out(case, leave, targets, 0))
         if cost.memory >= RULES.memory * free_memory():
             why_not = f"it needs some {cost.memory / 1e9:.1f} GB, more than is free here"
@@ -46,8 +43,9 @@ def preflight(
                 "title": about.title,
                 "applies": why_not is None,
                 "why": why_not or about.limit(case.scene) or "applies",
-                # Two: the control takes as long as the attack.
-                "seconds": None if why_not else _rounded(2 * runs * cost.work / speed),
+                "seconds": None if why_not else _rounded(runs * cost.seconds),
+                "at_most": None if why_not or cost.most is None else _rounded(runs * cost.most),
+                "control": None if why_not else _rounded(cost.twin + runs * cost.seconds),
                 "megabytes": None if why_not else _rounded(cost.memory / 1e6),
                 "stronger": about.stronger if not other and _would_help(attack, case) else None,
             }
@@ -77,17 +75,6 @@ def chosen(attacks: Sequence[str] | None) -> list[str]:
     for name in attacks or ():
         kind_of(name)
     return list(dict.fromkeys(attacks)) if attacks else list(ATTACKS)
-
-
-def billions_a_second() -> float:
-    """Billions of multiply-adds that this machine does in a second, measured in some 50 ms."""
-    a = torch.rand(512, 512)
-    a @ a
-    begun, done = time.process_time(), 0  # as a budget counts, whatever else is running
-    while done < 4 or time.process_time() - begun < 0.05:
-        a @ a
-        done += 1
-    return done * 512**3 * 1e-9 / (time.process_time() - begun)
 
 
 def free_memory() -> float:

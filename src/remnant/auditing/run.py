@@ -193,7 +193,7 @@ def _attack(
     else:
         try:
             with at_most(left):
-                seen, finding, control = _tried(stage, name, attack)
+                seen, finding, control, whole = _tried(stage, name, attack)
         except OutOfTimeError:
             reason = f"stopped by the budget of {plan.budget:g} s, of which it had the last "
             reason += f"{left:.0f} s"
@@ -201,6 +201,8 @@ def _attack(
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, stage
     case = seen.case
     verdict, reason = judge(finding, control, attacks=stage.among, assumed=case.assumed)
+    if not whole and verdict == Verdict.INCONCLUSIVE:
+        reason += f"; the budget of {plan.budget:g} s stopped its control"
     bound = None
     if case.ledger is not None:
         bound = beside_measured(
@@ -222,19 +224,28 @@ def _attack(
     return attacked, seen.found, stage
 
 
-def _tried(stage: Stage, name: str, attack: Attack) -> tuple[Prepared, Finding, Control | None]:
+def _tried(
+    stage: Stage, name: str, attack: Attack
+) -> tuple[Prepared, Finding, Control | None, bool]:
     """Play the attack and say what it proves, on the records as they turn out to have been
-    prepared, and play its control where the plan wants one."""
+    prepared, and play its control where the plan wants one; whether there was time for all that."""
     plan, found = stage.plan, play(stage, name, attack)
-    seen = prepared(stage.case, found, stage.strangers)
+    seen, whole = prepared(stage.case, found, stage.strangers), True
     if seen.found is found and found.stated.certified == 0 and found.stated.targets is None:
-        seen = _unbounded(stage, name, attack) or seen
+        try:
+            seen = _unbounded(stage, name, attack) or seen
+        except OutOfTimeError:
+            whole = False
     stage = replace(stage, case=seen.case, strangers=seen.strangers)
     finding = _proved(stage, name, seen.found, seen.tries)
     unsure = judge(finding, None, attacks=stage.among)[0] == Verdict.INCONCLUSIVE
-    wanted = plan.control or (unsure and plan.control is None)
-    control = _control(stage, name, attack) if wanted else None
-    return seen, finding, control
+    control = None
+    if whole and (plan.control or (unsure and plan.control is None)):
+        try:
+            control = _control(stage, name, attack)
+        except OutOfTimeError:
+            whole = False
+    return seen, finding, control, whole
 
 
 def _proved(stage: Stage, name: str, found: Candidates, tries: int = 1) -> Finding:

@@ -68,7 +68,8 @@ def preflight_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, st
     """Two columns: an attack, and what is to be said of it, a line each."""
     for row in rows:
         yield row["attack"], row["title"]
-        cost = "about {seconds:g} s with its control, {megabytes:g} MB"
+        most = "" if row["at_most"] is None else " (at most {at_most:g})"
+        cost = f"about {{seconds:g}} s{most}, its control {{control:g}} s, {{megabytes:g}} MB"
         limit = "" if row["why"] == "applies" else ", but {why}"
         words = f"applies{limit}; {cost}" if row["applies"] else "does not apply: {why}"
         yield "", words.format(**row)

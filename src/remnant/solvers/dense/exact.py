@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from remnant.solvers.dense.certificate import Certificate, at_least_usual, certify, spread_of
 from remnant.solvers.dense.problem import Problem
 from remnant.solvers.dense.rerun import Fit
-from remnant.solvers.dense.rounds import Found, Search, nothing_found
+from remnant.solvers.dense.rounds import Found, Search, barren_in, nothing_found
 from remnant.solvers.dense.search import refine_points, search_on
 from remnant.solvers.dense.smooth import SmoothProblem, search_smooth, squared_errors
 from remnant.solvers.dense.tolerances import TOLERANCES
@@ -72,17 +72,19 @@ def recover(problem: Problem, search: Search, *, generator: torch.Generator) -> 
     Records that contradict their duals are taken out and searched for again; the best of the
     answers is kept.
     """
-    known, series = nothing_found(problem.count), [0.0]
+    known, series, barren = nothing_found(problem.count), [0.0], 0
     best: Answer | None = None
     for _ in range(1 + search.repairs):
         found, more = search_on(problem, known, search, generator)
-        series += more[1:]
+        series, barren = series + more[1:], barren + barren_in(more)
         answer = answered(problem, found)
         if best is None or answer.worth >= best.worth:
             best = answer
         proof = answer.proof
         whole = len(answer.found) == problem.count
         if (whole and bool(proof.passed.all())) or not bool(proof.doubtful.any()):
+            break
+        if barren >= 2 * search.patience:
             break
         known = answer.found.take(~proof.doubtful)
     assert best is not None

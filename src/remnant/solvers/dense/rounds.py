@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ class Search:
     # Reflections of a round. Between two checkpoints three times as many after a round that found
     # nothing, and half of them where points are kept apart, which arrive sooner.
     iterations: int = 300
-    patience: int = 12  # rounds without a new record before giving up
+    patience: int = 12  # rounds in a row without a new record before giving up, or twice in all
     repairs: int = 5  # searches anew for records that contradict their duals
 
 
@@ -56,6 +57,11 @@ def nothing_found(count: int) -> Found:
     return Found(y=none, z=none, residual=none[:, 0])
 
 
+def barren_in(series: Sequence[float]) -> int:
+    """How many rounds brought nothing new."""
+    return sum(after <= before for before, after in pairwise(series))
+
+
 def in_rounds(
     once: Callable[[Found, State, int], tuple[Found, State]],
     found: Found,
@@ -67,7 +73,7 @@ def in_rounds(
     generator: torch.Generator,
 ) -> tuple[Found, list[float]]:
     """What rounds find, until all n records are or `patience` rounds in a row bring nothing new;
-    and their number after each round.
+    and their number after each round; twice as many barren ones in all end it, too.
 
     once: one round, from what was found, the search's own state and the number of rounds without a
     new record. given: what the search rests on, which tells an interrupted one from others.
@@ -80,7 +86,7 @@ def in_rounds(
         found, state = Found(**held), restore(before)
     with task("searching for records", total) as step:
         step(len(found))
-        while len(found) < total and barren < patience:
+        while len(found) < total and barren < patience and barren_in(series) < 2 * patience:
             before = len(found)
             found, state = once(found, state, barren)
             barren = 0 if len(found) > before else barren + 1
