@@ -8,7 +8,7 @@ from torch import nn
 
 from remnant.gradients import smoothed, weighted_sum
 from remnant.solvers.kkt.duals import Duals, balanced_labels
-from remnant.solvers.kkt.network import balance, read_network
+from remnant.solvers.kkt.network import FROZEN, balance, read_network
 from remnant.solvers.kkt.objective import (
     Objective,
     Weights,
@@ -50,12 +50,40 @@ def convolutional():
     ).double()
 
 
+def normed(layers):
+    """Frozen batch norm behind two layers of the network, with statistics of its own."""
+    model = nn.Sequential(*(m for layer in layers for m in layer)).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            for values in (module.running_var, module.weight.data):
+                values.copy_(0.5 + torch.rand(values.shape, generator=generator))
+            for values in (module.running_mean, module.bias.data):
+                values.copy_(torch.randn(values.shape, generator=generator))
+    return model
+
+
+def dense_normed(bias=True):
+    torch.manual_seed(0)
+    first = nn.Flatten(), nn.Linear(12, 9, bias=bias), nn.BatchNorm1d(9), nn.ReLU()
+    return normed([first, (nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU()), (nn.Linear(8, 3),)])
+
+
+def convolutional_normed():
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 3, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU()
+    return normed([first, (nn.Flatten(), nn.Linear(27, 7), nn.ReLU(), nn.Linear(7, 3))])
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "m"),
     [
         (dense(), (3, 4), 6),
         (dense(bias=False), (12,), 6),
         (convolutional(), (1, 6, 6), 5),
+        (dense_normed(), (12,), 6),
+        (dense_normed(bias=False), (12,), 6),
+        (convolutional_normed(), (1, 6, 6), 5),
     ],
 )
 def test_misfits_are_those_of_the_gradient_sum(model, shape, m):
@@ -75,6 +103,8 @@ def test_misfits_are_those_of_the_gradient_sum(model, shape, m):
         total = weighted_sum(smoothed(model, alpha=4.0), x, coefficients)
         parts = {}
         for name, weight in model.named_parameters():
+            if isinstance(model.get_submodule(name.split(".")[0]), FROZEN):
+                continue
             layer = parts.setdefault(name.split(".")[0], [0.0, 0.0])
             change = (weight - total[name]).detach()
             if name == "1.weight" and problem.basis is not None:  # the span is all that is seen
@@ -205,10 +235,38 @@ def test_the_balance_tells_whether_biases_were_decayed():
     assert state.imbalance < 1e-12
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_frozen_batch_norm_is_balanced_where_decay_and_records_are(bias):
+    torch.manual_seed(3)
+    first = nn.Linear(6, 20, bias=bias), nn.BatchNorm1d(20), nn.ReLU()
+    model = normed([first, (nn.Linear(20, 2),)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    x, y = torch.randn(8, 6).double(), torch.arange(8) % 2
+    descend_with_decay(model, x, y)
+    assert balance(read_network(model)).imbalance < 0.02
+    descend_with_decay(model.train(), x, y)  # statistics of the batch: no stationary point
+    assert balance(read_network(model.eval())).imbalance > 0.2
+
+
+def descend_with_decay(model, x, y):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.02, momentum=0.9)
+    for _ in range(800):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU()), "BatchNorm1d"),
+        (nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.ReLU()), "BatchNorm1d"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.ReLU()), "LayerNorm"),
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.ReLU()),
+            "no running statistics",
+        ),
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), "one is Tanh"),
         (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), "without a ReLU"),
         (nn.Sequential(nn.Linear(3, 3)), "at least one hidden layer"),

@@ -89,7 +89,7 @@ def in_the_box(target: Target, layers: tuple[Layer, ...], duals: Duals, centres:
     box = model_box(target)
     if box is None:
         return centres
-    if all(layer.bias is None for layer in layers):
+    if all(layer.bias is None and layer.factor is None for layer in layers):
         told = duals.objective == "soft" and duals.outputs > 2
         centres = scaled_to_box(centres, *box, told=told)
     return centres.clamp(*(end.flatten() for end in box))

@@ -91,12 +91,15 @@ def signals(
     problem: Problem, seen: Pass, direction: Tensor, sharpness: float, spreads: Sequence[float]
 ) -> list[Tensor]:
     """For each layer the derivative, along each candidate's direction, by what the layer
-    returns; ReLU's slope is smoothed to sigmoid(sharpness z / spread)."""
+    returns (before batch norm, if there is any); ReLU's slope is smoothed to
+    sigmoid(sharpness z / spread)."""
     found = [direction]
     for i in range(len(problem.terms) - 1, 0, -1):
         z = seen.outputs[i - 1]
         arrived = problem.terms[i].back(found[0], seen.inputs[i].shape).view_as(z)
-        found.insert(0, arrived * torch.sigmoid(sharpness / spreads[i - 1] * z))
+        arrived = arrived * torch.sigmoid(sharpness / spreads[i - 1] * z)
+        factor = problem.terms[i - 1].factor
+        found.insert(0, arrived if factor is None else arrived * factor)
     return found
 
 

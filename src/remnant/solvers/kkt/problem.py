@@ -26,7 +26,7 @@ class Term:
 
     A dense weight is `left @ right` where a low rank is as good, `left` with orthonormal columns;
     `right` is None otherwise. `bias_target` is what the signals must add up to: the bias, or zero
-    where it was not decayed.
+    where it was not decayed. factor, shift: of frozen batch norm behind it, along its outputs.
     """
 
     left: Tensor
@@ -34,6 +34,8 @@ class Term:
     bias: Tensor | None
     bias_target: Tensor | None
     norm: float
+    factor: Tensor | None = None
+    shift: Tensor | None = None
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
 
@@ -44,9 +46,11 @@ class Term:
     def forward(self, h: Tensor) -> Tensor:
         """rows x i -> rows x o, or images -> images."""
         if self.conv:
-            return F.conv2d(h, self.left, self.bias, self.stride, self.padding)
-        z = h @ self.left.T if self.right is None else (h @ self.right.T) @ self.left.T
-        return z if self.bias is None else z + self.bias
+            z = F.conv2d(h, self.left, self.bias, self.stride, self.padding)
+        else:
+            z = h @ self.left.T if self.right is None else (h @ self.right.T) @ self.left.T
+            z = z if self.bias is None else z + self.bias
+        return z if self.factor is None or self.shift is None else z * self.factor + self.shift
 
     def back(self, d: Tensor, shape: torch.Size) -> Tensor:
         """Signals at the outputs -> signals at inputs of `shape`."""
@@ -183,6 +187,15 @@ def _term(
         bias=None if bias is None else bias.to(dtype),
         bias_target=None if target is None else target.to(dtype),
         norm=norm,
+        factor=_along(layer, layer.factor, dtype),
+        shift=_along(layer, layer.shift, dtype),
         stride=layer.stride,
         padding=layer.padding,
     )
+
+
+def _along(layer: Layer, values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """One value for each output, in the shape that multiplies them."""
+    if values is None:
+        return None
+    return values.to(dtype).view(-1, 1, 1) if layer.conv else values.to(dtype)
