@@ -47,6 +47,44 @@ def informed_target(recipe=RECIPE, records=31, unknown=1, activation="elu"):
     return target, trained_on.take(range(records - unknown, records))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_replay_through_batch_norm_that_was_frozen_and_in_training_mode(training):
+    examples = load("digits").take(range(13))
+    torch.manual_seed(4)
+    norm = torch.nn.BatchNorm1d(8)
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 8), norm, torch.nn.ELU(), torch.nn.Linear(8, 10)
+    ).eval()
+    before = copy.deepcopy(model.state_dict())
+    model.train(training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(10):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(examples.inputs), examples.labels).backward()
+        optimizer.step()
+    held = Knowledge(
+        initial=before,
+        recipe=GradientDescent(lr=0.1, momentum=0.5, steps=10),
+        known=examples.take(range(12)),
+        records=13,
+    )
+    target = Target(model=model.eval(), input_shape=(1, 8, 8), knowledge=held)
+    attack = Informed(double=True)
+    assert attack.why_not(Scene(target=target, records=13, loss="ce")) is None
+    found = attack(target, generator=seeded(0))
+    assert found.status is Status.COMPLETE, found.reason
+    assert (found.inputs - examples.inputs[12:]).square().mean() < 1e-4
+    if training:
+        scene = Scene(target=target, records=13, loss="ce")
+        twin = attack.twin(scene, examples, seeded(0))
+        for name, value in model.named_parameters():  # the same run, in single precision
+            torch.testing.assert_close(twin.weights[name], value.detach(), atol=1e-5, rtol=1e-4)
+        refused = Informed(probes=3)(target, generator=seeded(0))
+        assert "training mode" in refused.reason
+
+
 def knowing(target, **changes):
     return replace(target, knowledge=replace(target.knowledge, **changes))
 

@@ -28,8 +28,10 @@ from remnant.attacks.informed_known import (
     drawn_by_position,
     ends_of,
     fresh_starts,
+    norms_in_training,
     outputs_of,
     public_labels,
+    trained_by,
     unknown_count,
     unknown_labels,
     with_labels,
@@ -147,8 +149,6 @@ class Informed:
             return LINEAR
         if target.knowledge.recipe is None:
             return "the training recipe was not given"
-        if scene.batch_norm:
-            return "batch norm: what a batch's own statistics did in training is not replayed"
         if scene.regression:
             return "labels are numbers, not classes: replay finds inputs, not targets"
         if not known:
@@ -181,6 +181,8 @@ class Informed:
         else:
             model.load_state_dict(known.initial, strict=False)
         assert isinstance(known.recipe, FixedStep)
+        if norms_in_training(target):
+            return trained_by(self.run_of, target, strangers)
         own = generator if isinstance(known.recipe, PrivateDescent) else self.order()
         trained = train(model, strangers, known.recipe, scaling=target.scaling, generator=own)
         initial = None if known.initial is None else trained.initial
@@ -211,6 +213,8 @@ class Informed:
                 return str(error)
         if batched(recipe) and self.order_seed is None:
             return "the order of mini-batches is unknown; give the seed that shuffled them"
+        if norms_in_training(target) and (self.method != "replay" or self.probes):
+            return "batch norm was in training mode: that only replay of weights follows"
         told = (
             [] if held.labels is None or held.labels.is_floating_point() else held.labels.tolist()
         )
@@ -248,6 +252,7 @@ class Informed:
             initial=held.initial,
             order=self.order(),
             dtype=dtype,
+            joint=norms_in_training(target),
         )
 
     def order(self) -> torch.Generator:
@@ -311,8 +316,7 @@ class Informed:
         assert held.public is not None
         assert held.known is not None
         count = min(self.shadows, len(held.public))
-        public = held.public[:count]
-        labels = public_labels(target)[:count]
+        public, labels = held.public[:count], public_labels(target)[:count]
         run = self.run_of(target, torch.float32)
         wanted = Fleet(
             model=target.model, fixed=held.known, inputs=public, labels=labels, recipe=run.recipe,

@@ -4,6 +4,7 @@ trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.kkt import fresh_model
-from remnant.attacks.outcome import model_box
+from remnant.attacks.outcome import model_box, with_weights
 from remnant.errors import InputError
+from remnant.models.folding import statistics_moved
 from remnant.solvers.descent.label_counts import labels_of_run
+from remnant.solvers.replay.run import end_of_run
+from remnant.training.fleet import SharedRun
 from remnant.training.losses import predicted
 from remnant.training.recipes import FixedStep, GradientDescent
-from remnant.types import Target
+from remnant.types import Examples, Knowledge, Target
 
 
 def with_labels(target: Target, *, most_steps: int = 60, most_records: int = 16) -> Target:
@@ -94,3 +98,23 @@ def ends_of(target: Target) -> tuple[float, float]:
     """The least and the greatest entry, about, that an input may have in the model's scale."""
     box = model_box(target)
     return (-1.0, 1.0) if box is None else (float(box[0].mean()), float(box[1].mean()))
+
+
+def norms_in_training(target: Target) -> bool:
+    """Whether batch norm's running statistics moved, so that training took those of each batch."""
+    initial = target.knowledge.initial
+    return initial is not None and statistics_moved(target.model, initial)
+
+
+def trained_by(
+    run_of: Callable[[Target, torch.dtype], SharedRun], target: Target, records: Examples
+) -> Target:
+    """The target as its run trains it on these records. run_of: the run of which a target tells."""
+    held = target.knowledge
+    nothing_known = replace(held, known=records.take([]), records=len(records))
+    run = run_of(replace(target, knowledge=nothing_known), torch.float32)
+    inputs = target.scaling.to_model(records.inputs)[None].to(run.start[0])
+    ends = run.named(end_of_run(run, inputs, records.labels[None]))
+    model = with_weights(target.model, {name: end[0] for name, end in ends.items()})
+    known = Knowledge(initial=held.initial, recipe=held.recipe, loss=run.recipe.loss)
+    return replace(target, model=model, knowledge=known)

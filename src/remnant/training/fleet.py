@@ -42,7 +42,8 @@ class SharedRun:
 
     inputs: n x shape, in the model's scale (n may be 0). start: the weights before training, in the
     model's order. rows: one entry a step, None for all records or indices, n and above for the
-    extra ones; K x b where every model has its own order.
+    extra ones; K x b where every model has its own order. joint: batch norm takes the statistics of
+    a step's batch, so that its records are passed through the network together.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class SharedRun:
     extra: int
     recipe: FixedStep
     rows: tuple[Tensor | None, ...]
+    joint: bool = False
 
     @property
     def records(self) -> int:
@@ -83,9 +85,11 @@ def share(
     initial: Weights | None = None,
     order: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
+    joint: bool = False,
 ) -> SharedRun:
     """The run of `recipe` on `fixed` and `extra` unknown records, from `initial` (None = the
-    model's own weights). `order` draws the mini-batches as in `train`."""
+    model's own weights). `order` draws the mini-batches as in `train`. joint: batch norm was in
+    training mode."""
     fits = check_recipe(recipe)
     if isinstance(fits, PrivateDescent):
         check_private(model, fits)
@@ -95,6 +99,8 @@ def share(
     else:
         mine = copy.deepcopy(model).to(dtype).eval()
         inputs, labels = fixed.inputs.to(dtype), fixed.labels
+    if joint:
+        with_own_statistics(mine)
     own = named(mine)
     still = [n for n, p in mine.named_parameters() if not p.requires_grad]
     if still:
@@ -110,7 +116,16 @@ def share(
         extra=extra,
         recipe=fits,
         rows=rows_of(fits, len(inputs) + extra, order),
+        joint=joint,
     )
+
+
+def with_own_statistics(model: nn.Module) -> None:
+    """Batch norm takes the mean and variance of each batch from here on, as in training mode, and
+    keeps no running ones."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean = module.running_var = module.num_batches_tracked = None
 
 
 def check_recipe(recipe: object) -> FixedStep:
@@ -180,6 +195,10 @@ def _outputs(
         inputs, wanted = run.inputs[rows[rows < n]], run.labels[rows[rows < n]]
         extra, labels = extra[:, rows[rows >= n] - n], labels[:, rows[rows >= n] - n]
     parts, ends = [], []
+    if run.joint:
+        known = inputs.expand(count, *inputs.shape)
+        ends = [wanted.expand(count, *wanted.shape), labels]
+        return run.forward(weights, torch.cat([known, extra], 1), False), torch.cat(ends, 1)
     if len(inputs):
         parts.append(run.forward(weights, inputs, True))
         ends.append(wanted.expand(count, *wanted.shape))

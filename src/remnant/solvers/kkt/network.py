@@ -4,8 +4,9 @@ At a stationary point under weight decay, for every hidden neuron of a ReLU netw
 
     |incoming weights|^2 + bias^2 = |outgoing weights|^2
 
-(with batch norm behind the neuron shift times its bias more on the left; both sides are sum_i lambda_i d_ij z_ij; without the bias where biases were not decayed). This
-needs no data, so `imbalance` tells an adversary, and an auditor, how far off the model is.
+(both sides are sum_i lambda_i d_ij z_ij; without the bias where biases were not decayed; batch norm
+behind the neuron adds its shift times its own bias to the left). This needs no data, so `imbalance`
+tells an adversary, and an auditor, how far off the model is.
 
 Batch norm that was frozen is an affine map of what a layer computes, z -> factor z + shift. It is
 kept apart from the weights, not multiplied into them: decay pulls at the weights W, of which a

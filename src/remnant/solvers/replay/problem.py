@@ -57,8 +57,9 @@ class ReplayProblem:
 
     @property
     def columnar(self) -> bool:
-        """Whether one record is unknown and all weights that read its entries are seen."""
-        told = self.observation.whole and self.run.extra == 1
+        """Whether one record is unknown, all weights that read its entries are seen, and what it
+        does to the others' signals is small (batch norm in training mode mixes a batch)."""
+        told = self.observation.whole and self.run.extra == 1 and not self.run.joint
         return told and first_weight(self.run) is not None
 
     @property
