@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import yaml
-from ordinary_models import MODELS
+from ordinary_models import FILES, MODELS
 
 HERE = Path(__file__).resolve().parent
 MARKS = ("<!-- table -->\n", "<!-- end -->\n")
@@ -70,7 +70,7 @@ def run_one(name: str, options: argparse.Namespace) -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "audit.yaml").exists():
         torch.manual_seed(0)
-        fields = make(folder)
+        fields = FILES | make(folder)
         (folder / "audit.yaml").write_text(yaml.safe_dump(fields))
     spec = str(folder / "audit.yaml")
     before = remnant(["preflight", spec, "--json"])
