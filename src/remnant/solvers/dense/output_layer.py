@@ -68,7 +68,7 @@ def recover_output(
         return f"{n} records need more than {n} outputs, and there are {len(weight)}"
     target, frame = left[:, :n], right[:n]  # U, V
     scale, reduced = values[:n], weight @ right[:n, :-1].T  # W h = reduced m
-    guesses = [labels.long()] if labels is not None else _guesses(gradient[:, -1], n, settings)
+    guesses = [labels.long()] if labels is not None else likely_labels(gradient[:, -1], n, settings)
     best: Features | None = None
     for guess in guesses:
         hot = torch.nn.functional.one_hot(guess, len(weight)).double()
@@ -79,7 +79,8 @@ def recover_output(
             first = signals.T @ m / scale - target
             return torch.cat([first.flatten(), m @ frame[:, -1] - 1])
 
-        m, worst = _newton(residual, hot, target * scale, settings, generator)
+        start = first_guesses(hot, target * scale, settings, generator)
+        m, worst = newton(residual, start, settings.steps)
         if best is None or worst < best.residual:
             features = m.view(n, n) @ frame[:, :-1]
             exact = worst < settings.exact
@@ -90,22 +91,19 @@ def recover_output(
     return best
 
 
-def _newton(
-    residual: Callable[[Tensor], Tensor],
-    hot: Tensor,
-    wanted: Tensor,
-    settings: Tolerances,
-    generator: torch.Generator,
-) -> tuple[Tensor, float]:
-    """M of the best of many starts, from the signals of an undecided model and from noisy ones;
-    and its residual. wanted: U S."""
-    n = len(hot)
-    plain = (1.0 / hot.shape[1] - hot) / n
+def first_guesses(
+    hot: Tensor, wanted: Tensor, settings: Tolerances, generator: torch.Generator
+) -> Tensor:
+    """starts x n^2: M from the signals of an undecided model and from noisy ones. wanted: U S."""
+    plain = (1.0 / hot.shape[1] - hot) / len(hot)
     noise = torch.randn(settings.starts, *hot.shape, generator=generator, dtype=torch.float64)
     size = torch.linspace(0, 1, settings.starts, dtype=torch.float64)[:, None, None]
     signals = plain + size * noise * plain.square().mean().sqrt()
-    start = torch.linalg.pinv(signals.mT) @ wanted
-    start = start.flatten(1)
+    return (torch.linalg.pinv(signals.mT) @ wanted).flatten(1)
+
+
+def newton(residual: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, float]:
+    """Where the best of the starts (one a row) ends, and its root-mean-square residual."""
     slopes = vmap(jacrev(residual))
 
     def cost(m: Tensor) -> Tensor:
@@ -115,13 +113,13 @@ def _newton(
         jacobian, value = slopes(m), vmap(residual)(m)
         return jacobian.mT @ jacobian, (jacobian.mT @ value[:, :, None])[:, :, 0]
 
-    ends = levenberg_marquardt(cost, linearise, start, steps=settings.steps, enough=0.0)
+    ends = levenberg_marquardt(cost, linearise, start, steps=steps, enough=0.0)
     values = cost(ends)
     best = int(values.argmin())
     return ends[best], float(values[best].sqrt())
 
 
-def _guesses(bias_gradient: Tensor, n: int, settings: Tolerances) -> list[Tensor]:
+def likely_labels(bias_gradient: Tensor, n: int, settings: Tolerances) -> list[Tensor]:
     """Labels (n, ascending), the likeliest first: a class that occurs pulls its bias up, and how
     often it occurs follows from what an undecided model would say."""
     share = n / len(bias_gradient) - n * bias_gradient
