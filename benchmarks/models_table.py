@@ -77,14 +77,15 @@ def run_one(name: str, options: argparse.Namespace) -> Row:
     row["reads"] = before["code"] == 0
     applies = json.loads(before["out"]) if row["reads"] else []
     row["applies"] = [one["attack"] for one in applies if one["applies"]]
-    row["estimate"] = sum(one["seconds"] or 0 for one in applies)
+    row["said"] = {a["attack"]: [a["seconds"], a["control"]] for a in applies if a["applies"]}
     out = str(folder / f"found-{os.getpid()}")
     after = remnant(["audit", spec, "--out", out, "--gate", "--budget", options.budget, "--json"])
     row |= {"seconds": after["seconds"], "code": after["code"], "verdict": "refused"}
-    row["said"] = (after["err"] or before["err"]).strip().split("\n")[-1]
+    row["words"] = (after["err"] or before["err"]).strip().split("\n")[-1]
     if after["code"] in (0, 3, 4):
         told = json.loads(after["out"])
         row |= {"verdict": told["verdict"], "sentence": told["sentence"], "told": told}
+        row["took"] = json.loads((Path(out) / "run.json").read_text("utf-8"))["timings"]
     row["fault"] = fault_of(row, after)
     kept.write_text(json.dumps(row), "utf-8")
     return row
@@ -119,12 +120,21 @@ def false_red(told: Row) -> str:
 
 
 def line(row: Row) -> str:
-    words = row.get("sentence", row["said"])
+    words = row.get("sentence", row["words"])
     return f"{row['name']:36} {row['verdict']:13} {row['seconds']:6.1f} s  {words}  {row['fault']}"
 
 
 def whole(rows: list[Row]) -> str:
-    heads = ("model", "saved as", "reads", "attacks that apply", "verdict", "membership", "s")
+    heads = (
+        "model",
+        "saved as",
+        "reads",
+        "attacks that apply",
+        "verdict",
+        "membership",
+        "attacks, s",
+        "s",
+    )
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         cells = (
@@ -134,6 +144,7 @@ def whole(rows: list[Row]) -> str:
             ", ".join(row["applies"]) or "none",
             verdict(row),
             membership(row.get("told", {})),
+            estimates(row),
             f"{row['seconds']:.0f}",
         )
         lines.append("| " + " | ".join(cells) + " |")
@@ -145,6 +156,17 @@ def verdict(row: Row) -> str:
     if row["verdict"] != "exposed":
         return row["verdict"] + (", stopped by the budget" if stopped else "")
     return f"exposed, {len(row['told']['exposed'])} of {row['told']['target']['records']}"
+
+
+def estimates(row: Row) -> str:
+    """CPU seconds that preflight said, with the control where one was played, and those taken."""
+    words = []
+    for attack in row.get("told", {}).get("attacks", ()):
+        if attack["attack"] in row["applies"] and attack["finding"] is not None:
+            alone, control = row["said"][attack["attack"]]
+            said = alone + (control if attack["control"] else 0)
+            words.append(f"{attack['attack']} {said:.2g} said, {row['took'][attack['attack']]:.2g}")
+    return "; ".join(words)
 
 
 def membership(told: Row) -> str:

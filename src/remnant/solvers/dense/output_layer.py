@@ -99,7 +99,8 @@ def first_guesses(
     noise = torch.randn(settings.starts, *hot.shape, generator=generator, dtype=torch.float64)
     size = torch.linspace(0, 1, settings.starts, dtype=torch.float64)[:, None, None]
     signals = plain + size * noise * plain.square().mean().sqrt()
-    return (torch.linalg.pinv(signals.mT) @ wanted).flatten(1)
+    start: Tensor = torch.linalg.pinv(signals.mT) @ wanted
+    return start.flatten(1)
 
 
 def newton(residual: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -130,12 +131,11 @@ def solved(
     n = len(guess)
     first = first_guesses(run.hot, run.target * run.scale / run.time, settings, generator)
     start = torch.cat([first, torch.zeros_like(first[:, :1])], 1)
-    point, least = newton(lambda p: run.residual(p, TOLERANCES.rough), start, settings.steps)
+    point, least = newton(partial(run.residual, steps=TOLERANCES.rough), start, settings.steps)
     best, rough = point, point
     for steps in TOLERANCES.tried if least < TOLERANCES.near else ():
-        end, worst = newton(
-            lambda p, steps=steps: run.residual(p, steps), rough[None], TOLERANCES.polish
-        )
+        of_run = partial(run.residual, steps=steps)
+        end, worst = newton(of_run, rough[None], TOLERANCES.polish)
         if worst < least:
             best, least = end, worst
     enough = TOLERANCES.exact * max(rounding, torch.finfo(torch.float64).eps)
