@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from remnant import NTK, Gradient, Knowledge, Status, Target, capture
+from remnant.attacks.about import Scene
 from remnant.models.residual import freeze_norms, residual
 from remnant.models.stack import before_dense
 from remnant.solvers.dense.output_layer import recover_output
@@ -94,3 +95,24 @@ def test_a_stack_is_taken_apart_where_its_dense_layers_begin():
     assert parts.of_front(whole).keys() == parts.front.state_dict().keys()
     assert parts.of_rest(whole).keys() == parts.rest.state_dict().keys()
     assert before_dense(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) is None
+
+
+def test_a_head_that_was_tuned_alone_gives_its_features():
+    model = network((10,))
+    before = copy.deepcopy(model.state_dict())
+    inputs, labels = torch.rand(3, 1, 8, 8, generator=seeded(9)), torch.tensor([7, 1, 4])
+    optimizer = torch.optim.SGD(list(model.parameters())[-2:], lr=0.2)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    known = Knowledge(initial=before, loss="ce")
+    target = Target(model=model, input_shape=(1, 8, 8), bounds=(0, 1), knowledge=known)
+    assert NTK().why_not(Scene(target=target, records=3, loss="ce")) is None
+    found = NTK(steps=2)(target, generator=seeded())
+    assert found.figures["features"] == 3, found.reason
+    assert sorted(found.labels.tolist()) == [1, 4, 7]
+    assert found.status is Status.INCONCLUSIVE  # that images are right is not proved
+    with torch.no_grad():  # a front that moved takes the features with it
+        next(model.parameters()).mul_(1.01)
+    assert NTK().why_not(Scene(target=target, records=3, loss="ce")) is not None

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from remnant.attacks.outcome import model_box, nothing
 from remnant.models.stack import Parts, before_dense
-from remnant.solvers.dense.output_layer import recover_output
+from remnant.solvers.dense.output_layer import Features, recover_output
+from remnant.solvers.dense.output_run import recover_output_run
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
 from remnant.solvers.descent.front import FrontMatching, match_front
 from remnant.solvers.layers import Pair, first_pair
-from remnant.types import Candidates, Evidence, Stated, Status, Target
+from remnant.types import Candidates, Evidence, Stated, Status, Target, Weights
 
+NO_BIAS = "the output layer has no bias"
 Solve = Callable[[Target], Candidates]
 
 
@@ -32,6 +34,15 @@ def has_head(model: nn.Module) -> bool:
     them."""
     parts = before_dense(model)
     return parts is not None and isinstance(first_pair(parts.rest), Pair)
+
+
+def tuned_head(model: nn.Module, before: Weights, after: Weights) -> bool:
+    """Whether one dense layer ends the network and no other weights moved: features stayed."""
+    parts = before_dense(model)
+    if parts is None or len([m for m in parts.rest.modules() if isinstance(m, nn.Linear)]) != 1:
+        return False
+    old, new = parts.of_front(before), parts.of_front(after)
+    return all(torch.equal(old[name].to(new[name]), new[name]) for name in new if name in old)
 
 
 def head_target(target: Target, parts: Parts) -> Target:
@@ -69,8 +80,9 @@ def through_front(
         return nothing(target, Status.NOT_APPLICABLE, otherwise)
     head = head_target(target, parts)
     dense = [module for module in parts.rest.modules() if isinstance(module, nn.Linear)]
-    single = target.knowledge.gradient is not None and len(dense) == 1
-    found = from_output(head, evidence, parts, generator) if single else solve(head)
+    solve_one = from_output if target.knowledge.gradient is not None else from_tuning
+    single = len(dense) == 1
+    found = solve_one(head, evidence, parts, generator) if single else solve(head)
     if not len(found):
         reason = f"no features at the dense layers: {found.reason}"
         return replace(found, inputs=torch.zeros(0, *target.input_shape), reason=reason)
@@ -96,20 +108,49 @@ def from_output(
     if held.loss not in (None, "ce"):
         reason = "a lone output layer is solved under cross-entropy only"
         return nothing(head, Status.INCONCLUSIVE, reason)
-    weights, vector = parts.of_rest(evidence.start), parts.of_rest(evidence.vector)
-    names = [name for name in weights if name.endswith("weight")]
-    bias = names[0].removesuffix("weight") + "bias"
-    if bias not in vector:
-        return nothing(head, Status.INCONCLUSIVE, "the output layer has no bias")
+    layer = lone_layer(evidence, parts)
+    if layer is None:
+        return nothing(head, Status.INCONCLUSIVE, NO_BIAS)
     found = recover_output(
-        weights[names[0]],
-        weights[bias],
-        torch.cat([vector[names[0]], vector[bias][:, None]], dim=1),
+        *layer,
         precision=evidence.precision,
         generator=generator,
         count=held.records,
         labels=held.labels,
     )
+    return features_of(head, found)
+
+
+def from_tuning(
+    head: Target, evidence: Evidence, parts: Parts, generator: torch.Generator
+) -> Candidates:
+    """Features from the training of a lone output layer, by full-batch descent on cross-entropy."""
+    held, layer = head.knowledge, lone_layer(evidence, parts)
+    if held.loss not in (None, "ce") or layer is None:
+        reason = "a lone output layer is solved under cross-entropy only" if layer else NO_BIAS
+        return nothing(head, Status.INCONCLUSIVE, reason)
+    found = recover_output_run(
+        *layer,
+        precision=evidence.precision,
+        generator=generator,
+        count=held.records,
+        labels=held.labels,
+    )
+    return features_of(head, found)
+
+
+def lone_layer(evidence: Evidence, parts: Parts) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Weight and bias of the output layer at the start, and the evidence of both; None: no bias."""
+    weights, vector = parts.of_rest(evidence.start), parts.of_rest(evidence.vector)
+    name = next(name for name in weights if name.endswith("weight"))
+    bias = name.removesuffix("weight") + "bias"
+    if bias not in vector:
+        return None
+    return weights[name], weights[bias], torch.cat([vector[name], vector[bias][:, None]], dim=1)
+
+
+def features_of(head: Target, found: Features | str) -> Candidates:
+    """What the output layer's equations say of the features."""
     if isinstance(found, str):
         return nothing(head, Status.INCONCLUSIVE, found)
     n = len(found.inputs)

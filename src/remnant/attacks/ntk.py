@@ -23,7 +23,7 @@ from remnant.attacks.about import (
     setting,
     training_seconds,
 )
-from remnant.attacks.behind_front import has_head, through_front
+from remnant.attacks.behind_front import has_head, through_front, tuned_head
 from remnant.attacks.folded import folded_model, without_norms
 from remnant.attacks.ntk_exact import UNMOVED, recover_exactly
 from remnant.attacks.outcome import (
@@ -137,12 +137,19 @@ class NTK:
         if plain is not None:
             target, evidence = plain
         pair = first_pair(target.model, after_convolutions=True)
-        if isinstance(pair, str) and self.preset in ("auto", "exact") and has_head(target.model):
+        two = has_head(target.model)
+        behind = two or tuned_head(target.model, evidence.start, evidence.end)
+        if isinstance(pair, str) and self.preset in ("auto", "exact") and behind:
             dense = partial(replace(self, preset="exact"), generator=generator)
-            found = through_front(target, evidence, dense, generator, otherwise=pair)
-            if self.preset == "exact" or found.status is not Status.NOT_APPLICABLE:
+            how = FRONT if self.steps is None else replace(FRONT, evaluations=self.steps)
+            found = through_front(target, evidence, dense, generator, otherwise=pair, settings=how)
+            none = found.status is Status.NOT_APPLICABLE
+            if self.preset == "exact" or not (
+                none or (not two and not found.figures.get("features"))
+            ):
                 return found
-            return self.fall_back(target, evidence, replace(found, reason=pair), generator)
+            found = replace(found, reason=pair) if none else found
+            return self.fall_back(target, evidence, found, generator)
         moved = any(bool(change.any()) for change in evidence.vector.values())
         if self.preset in ("auto", "exact"):
             found = self.exact(target, evidence, generator)
@@ -163,7 +170,8 @@ class NTK:
         if statistics_moved(scene.target.model, scene.target.knowledge.initial):
             return IN_TRAINING
         model = folded_model(scene.target.model)
-        if has_head(model):
+        before = scene.target.knowledge.initial
+        if has_head(model) or tuned_head(model, before, scene.target.weights):
             return None
         pair = first_pair(model, after_convolutions=True)
         return pair if isinstance(pair, str) else None
@@ -190,6 +198,12 @@ class NTK:
         assert target.knowledge.initial is not None
         model.load_state_dict(target.knowledge.initial, strict=False)
         recipe = twin_recipe(scene.loss)
+        if tuned_head(model, target.knowledge.initial, target.weights):
+            recipe = replace(recipe, steps=10, momentum=0.0, stop_loss=None)
+            names = [name for name, _ in model.named_parameters()]
+            moved = {n for n in names if bool((target.weights[n] != model.get_parameter(n)).any())}
+            for name in names:
+                model.get_parameter(name).requires_grad_(name in moved)
         trained = train(model, strangers, recipe, scaling=target.scaling, generator=generator)
         held = Knowledge(initial=trained.initial, records=len(strangers), loss=scene.loss)
         return replace(target, model=trained.model, knowledge=held)
