@@ -153,11 +153,7 @@ class Informed:
             return "labels are numbers, not classes: replay finds inputs, not targets"
         if not known:
             return "with one record there is none that is known"
-        stand_ins = Examples(
-            inputs=torch.zeros(known, *target.input_shape),
-            labels=torch.zeros(known, dtype=torch.long),
-            ids=tuple(map(str, range(known))),
-        )
+        stand_ins = blank_records(target, known)
         return self.unmet(all_but_one(target, stand_ins, stand_ins.labels[:1], 0)) or None
 
     def cost(self, scene: Scene) -> Cost:
@@ -236,19 +232,12 @@ class Informed:
     def run_of(self, target: Target, dtype: torch.dtype) -> SharedRun:
         """The known training run with the unknown records left open, in this precision."""
         held = target.knowledge
-        known, extra = held.known, unknown_count(target)
-        if known is None:
-            known = Examples(
-                inputs=torch.zeros(0, *target.input_shape),
-                labels=torch.zeros(0, dtype=torch.long),
-                ids=(),
-            )
         return share(
             target.model,
-            known,
+            blank_records(target, 0) if held.known is None else held.known,
             held.recipe,
             scaling=target.scaling,
-            extra=extra,
+            extra=unknown_count(target),
             initial=held.initial,
             order=self.order(),
             dtype=dtype,
@@ -346,6 +335,15 @@ class Informed:
             stated=Stated(counted=1, certified=0),
             figures=figures,
         )
+
+
+def blank_records(target: Target, count: int) -> Examples:
+    """So many records of zeros and class 0, in place of those that nobody has."""
+    return Examples(
+        inputs=torch.zeros(count, *target.input_shape),
+        labels=torch.zeros(count, dtype=torch.long),
+        ids=tuple(map(str, range(count))),
+    )
 
 
 def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidates:
