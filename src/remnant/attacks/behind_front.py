@@ -37,12 +37,16 @@ def has_head(model: nn.Module) -> bool:
 
 
 def tuned_head(model: nn.Module, before: Weights, after: Weights) -> bool:
-    """Whether one dense layer ends the network and no other weights moved: features stayed."""
+    """Whether one dense layer ends the network and moved, and no other weights: features stayed."""
     parts = before_dense(model)
     if parts is None or len([m for m in parts.rest.modules() if isinstance(m, nn.Linear)]) != 1:
         return False
-    old, new = parts.of_front(before), parts.of_front(after)
-    return all(torch.equal(old[name].to(new[name]), new[name]) for name in new if name in old)
+
+    def moved(old: Weights, new: Weights) -> bool:
+        return any(not torch.equal(old[k].to(new[k]), new[k]) for k in new if k in old)
+
+    front, rest = parts.of_front, parts.of_rest
+    return moved(rest(before), rest(after)) and not moved(front(before), front(after))
 
 
 def head_target(target: Target, parts: Parts) -> Target:
