@@ -80,22 +80,21 @@ def find_records(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points y and duals z (k x n each) of a round, and whether their zeros determine them (k).
 
-    A search may have come to one record with its point and to another like it, or to one found
-    before, with its dual. So where few of the duals are new, the other points are refined, which
-    tells better what neurons they leave silent, and their duals begin from the points alone.
+    Where they determine none, points are refined first, and tell better which neurons are silent. A
+    search may have come to one record with its point and to another like it with its dual; so if
+    that does not do either, duals begin from what the points alone say.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
     subspace = subspace_of(problem, basis, found, TOLERANCES.cosines[turn])
     y, rough = find_rough(problem, subspace, barren, search, generator)
     z, sure = fit_duals(problem, y, rough)
-    left = ~new_duals(found, z, sure)
-    few = 1.0  # of many records refining takes too long unless there is no other way
-    if problem.count <= TOLERANCES.dense:
-        few = TOLERANCES.few_new * min(search.starts, basis.shape[1])
-    if problem.signals is None and int((~left).sum()) < few:
-        y[left] = refined(problem, basis, y[left])
-        own = duals_at(problem, found, y[left])
-        z[left], sure[left] = fit_duals_closely(problem, y[left], own)
+    if problem.signals is None and not bool(sure.any()):
+        y = refined(problem, basis, y)
+        z, sure = fit_duals(problem, y, rough)
+        left = ~sure
+        if bool(left.any()):
+            own = duals_at(problem, found, y[left])
+            z[left], sure[left] = fit_duals_closely(problem, y[left], own)
     return y, z, sure
 
 

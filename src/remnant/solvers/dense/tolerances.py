@@ -73,9 +73,6 @@ class Tolerances:
     rare, even one makes the rest easier."""
 
     # Duals between two checkpoints
-    few_new: float = 0.25
-    """Share of the likely new duals of a round, below which duals begin from points alone as well.
-    Larger finds more in a round near the limit, and takes longer where most would come anyway."""
     same_dual: float = 0.995
     """Duals with a larger cosine are one record's. Similar records of one class reach 0.96."""
     widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
