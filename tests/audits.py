@@ -126,10 +126,10 @@ def evil_audit():
     ]  # fmt: skip
     row = {EVIL: EVIL}
     texts = dict.fromkeys(("verdict", "sentence", "command"), EVIL)
-    groups = dict.fromkeys(("spec", "versions", "hashes", "seeds"), row)
+    groups = dict.fromkeys(("spec", "versions", "hashes"), row)
     evil = replace(
-        whole, **texts, **groups, attacks=attacks, advice=[EVIL], notes=[EVIL], preflight=[row],
-        trials=[row],
+        whole, **texts, **groups, seeds={EVIL: 1}, attacks=attacks, advice=[EVIL], notes=[EVIL],
+        preflight=[row], trials=[row],
         target={"model": EVIL, "data": EVIL, "records": N}, exposed=[{"id": EVIL}],
     )  # fmt: skip
     return evil, train, candidates

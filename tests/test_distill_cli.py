@@ -113,7 +113,7 @@ def test_faults_are_said_in_one_line(tmp_path):
     out = ["--out", str(tmp_path / "run")]
     with pytest.raises(InputError, match="--images: expected at most the 40 records, got 50"):
         command("rkip", *TINY, "--images", "50", *out)
-    with pytest.raises(InputError, match="--seeds: expected 1 or more"):
+    with pytest.raises(InputError, match="--seeds: expected 1 to 1000000, got 0"):
         command("table", *TINY, "--seeds", "0", *out)
     with pytest.raises(InputError, match="lr: expected more than 0"):
         command("rkip", *TINY, "--lr", "-1", *out)

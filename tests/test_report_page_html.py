@@ -372,14 +372,14 @@ def test_the_verb_leaves_out_and_blurs(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "place"),
     [
-        lambda attack: attack["finding"].update(nulls=["edited"]),
-        lambda attack: attack.update(settings=["edited"]),
-        lambda attack: attack["control"].update(reason=None) or attack.update(bound=["edited"]),
+        (lambda attack: attack["finding"].update(nulls=["edited"]), "finding.nulls"),
+        (lambda attack: attack.update(settings=["edited"]), "settings"),
+        (lambda attack: attack["control"].update(reason=None), "control.reason"),
     ],
 )
-def test_a_bundle_edited_by_hand_is_one_line(tmp_path, edit):
+def test_a_bundle_edited_by_hand_is_one_line(tmp_path, edit, place):
     run = open_run(tmp_path / "run", {})
     write_bundle(run, *audit())
     file = run.path / "finding.json"
@@ -387,7 +387,7 @@ def test_a_bundle_edited_by_hand_is_one_line(tmp_path, edit):
     edit(values["attacks"][1])
     file.write_text(json.dumps(values))
     finish(run)
-    with pytest.raises(InputError, match=r"expected values of remnant.audit/1, got others"):
+    with pytest.raises(InputError, match=rf"do not fit remnant.audit/1: attacks.1.{place}: exp"):
         carry_out(arguments(run.path))
 
 

@@ -19,6 +19,7 @@ import torch
 import remnant.sweep
 from remnant.attacks import ATTACKS
 from remnant.attacks.made import check_names, make_attack
+from remnant.checkpoints import unpack
 from remnant.data import load
 from remnant.errors import InputError, StoreError
 from remnant.models import build
@@ -78,7 +79,8 @@ def test_the_answer_is_what_the_trials_agree_on(tmp_path):
     assert best["pooled"] == []
     assert best["chosen"] == pooled["chosen"]
     trials = [safetensors.torch.load_file(path) for path in run.path.glob("state-*")]
-    inputs = {hash_tensors({"x": one["inputs"]}) for one in trials if "inputs" in one}
+    held = [unpack(one).get("tensors", {}) for one in trials if "tree" in one]
+    inputs = {hash_tensors({"x": one["inputs"]}) for one in held if "inputs" in one}
     assert other in inputs
     assert digest not in inputs
 

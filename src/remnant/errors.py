@@ -12,6 +12,7 @@ GOT = 60  # letters of a value that is shown: enough to know it by
 SHORTER = {
     "greater than or equal to": "at least", "less than or equal to": "at most",
     "greater than": "more than", "less than": "below",
+    ", unable to parse string as an integer": "", ", unable to parse string as a number": "",
 }  # fmt: skip
 """What pydantic says of a number, and how it is said here."""
 
