@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
-from remnant.gradients import gram, gram_autograd, kernel_distance, layer_factors, rules, smoothed
-from remnant.gradients.factors import stranger
+from remnant.gradients import gram, gram_autograd, kernel_distance, rules, smoothed
+from remnant.gradients.factors import forward, stranger
 
 RELU = nn.ReLU()  # one module in many places, as people write it
 
@@ -204,8 +204,6 @@ def test_any_other_model_falls_back(name):
     jacobian = torch.stack(rows)
     c = len(rows) // 3
     assert_close(gram(model, inputs, per_class=True), (jacobian @ jacobian.T).view(3, c, 3, c))
-    with pytest.raises(InputError, match="layer factors: model: expected a Sequential of"):
-        layer_factors(model, inputs)
 
 
 class Wave(nn.Module):
@@ -248,16 +246,16 @@ def test_a_trace_over_many_classes_comes_in_groups(monkeypatch):
     assert_close(gram(model, inputs), gram_autograd(model, inputs))
 
 
-def test_layer_factors_of_dense_layers_are_the_gradients():
+def test_activations_and_signals_of_dense_layers_make_the_gradients():
     model, inputs = made("mlp"), inputs_for("mlp", 4)
-    layers = layer_factors(model, inputs)
-    names = [("0.weight", "0.bias"), ("2.weight", "2.bias"), ("4.weight", "4.bias")]
-    assert [(layer.weight, layer.bias) for layer in layers] == names
+    run = forward(model, inputs, None)
+    assert run.names == [("0.weight", "0.bias"), ("2.weight", "2.bias"), ("4.weight", "4.bias")]
     parts = torch.autograd.grad(model(inputs)[2, 1], list(model.parameters()))
-    for layer, weight, bias in zip(layers, parts[::2], parts[1::2], strict=True):
-        assert_close(torch.outer(layer.signals[2, 1], layer.activations[2]), weight)
-        assert_close(layer.signals[2, 1], bias)
-    assert layer_factors(model, inputs, weights={"4.bias": model[4].bias})[2].weight is None
+    pairs = zip(run.activations, run.signals(1), parts[::2], parts[1::2], strict=True)
+    for activations, signals, weight, bias in pairs:
+        assert_close(torch.outer(signals[2], activations[2]), weight)
+        assert_close(signals[2], bias)
+    assert forward(model, inputs, {"4.bias": model[4].bias}).names[2] == (None, "4.bias")
 
 
 def test_faults_are_told():

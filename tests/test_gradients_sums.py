@@ -38,15 +38,14 @@ def assert_same(found, wanted):
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 2, 100])
-def test_weighted_sum_is_the_sum(chunk):
+def test_weighted_sum_is_the_sum():
     model, inputs, coefficients = network(), draw(5, 1, 6, 6, seed=9), draw(5, 3, seed=8)
-    found = weighted_sum(model, inputs, coefficients, chunk=chunk)
+    found = weighted_sum(model, inputs, coefficients)
     assert_same(found, loop(model, inputs, coefficients))
     assert not any(value.requires_grad for value in found.values())
     assert all(value.grad is None for value in model.parameters())
     with torch.no_grad():
-        assert_same(weighted_sum(model, inputs, coefficients, chunk=chunk), found)
+        assert_same(weighted_sum(model, inputs, coefficients), found)
 
 
 def test_weighted_sum_with_one_output_takes_a_list():
@@ -131,8 +130,6 @@ def test_weighted_sum_tells_faults():
         weighted_sum(model, inputs, draw(3, 3))
     with pytest.raises(InputError, match=r"expected \(4, 3\), got \(4, 1\); give one a class"):
         weighted_sum(model, inputs, draw(4))
-    with pytest.raises(InputError, match="chunk: expected None with create_graph, got 2"):
-        weighted_sum(model, inputs, draw(4, 3), create_graph=True, chunk=2)
     with pytest.raises(InputError, match="model outputs: expected n x c with n = 4"):
         weighted_sum(nn.Identity(), inputs, draw(4, 1))
 

@@ -5,19 +5,16 @@ in their place; gradients are then taken for the parameters that `weights` names
 still.
 """
 
-from remnant.gradients.factors import LayerFactors, layer_factors
 from remnant.gradients.ntk import gram, gram_autograd, kernel_distance
 from remnant.gradients.smoothing import SmoothReLU, smoothed
 from remnant.gradients.sums import inner_products, weighted_sum
 
 __all__ = [
-    "LayerFactors",
     "SmoothReLU",
     "gram",
     "gram_autograd",
     "inner_products",
     "kernel_distance",
-    "layer_factors",
     "smoothed",
     "weighted_sum",
 ]

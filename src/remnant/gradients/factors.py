@@ -35,25 +35,13 @@ def elementwise(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LayerFactors:
-    """One layer with parameters: its names (None = no such parameter, or held still) and factors.
+class Pass:
+    """A forward pass through a stack, its graph alive: per layer with parameters, and the end.
 
-    A dense layer has activations `n x in` and signals `n x c x out`; the gradient of f_k(x_i) is
-    outer(signals[i, k], activations[i]) in the weight and signals[i, k] in the bias. A convolution
-    has maps instead: `n x in x height x width` and `n x c x out x height x width`.
+    names: of each layer's weight and bias, None where there is none or it is held still.
     """
 
-    weight: str | None
-    bias: str | None
-    activations: Tensor
-    signals: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Pass:
-    """A forward pass through a stack, its graph alive: per layer with parameters, and the end."""
-
-    names: Sequence[tuple[str | None, str | None]]  # weight and bias, as in LayerFactors
+    names: Sequence[tuple[str | None, str | None]]
     layers: Sequence[nn.Linear | nn.Conv2d]
     activations: Sequence[Tensor]  # into each layer
     preactivations: Sequence[Tensor]  # out of each layer
@@ -128,28 +116,3 @@ def _among(asked: Weights, name: str) -> str | None:
 def free(value: Tensor) -> Tensor:
     """Without a graph; a tensor from inference mode has to be copied before a graph may hold it."""
     return value.detach().clone() if value.is_inference() else value.detach()
-
-
-def layer_factors(
-    model: nn.Module, inputs: Tensor, *, weights: Weights | None = None
-) -> list[LayerFactors]:
-    """Activations and signals of each layer with parameters, first layer first.
-
-    The model has to be a stack: nn.Sequential, nested or not, of Linear, Conv2d, activations,
-    pooling, Flatten, and Dropout in eval mode.
-    """
-    if (unknown := stranger(model)) is not None:
-        wanted = "a Sequential of Linear, Conv2d, activations and pooling"
-        raise InputError(expected("layer factors: model", wanted, unknown))
-    with torch.inference_mode(False), torch.enable_grad():
-        run = forward(model, inputs, weights)
-        classes = [run.signals(k) for k in range(run.outputs.shape[1])]
-    return [
-        LayerFactors(
-            weight=weight,
-            bias=bias,
-            activations=run.activations[i],
-            signals=torch.stack([signals[i] for signals in classes], dim=1),
-        )
-        for i, (weight, bias) in enumerate(run.names)
-    ]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from remnant.errors import InputError, expected
-from remnant.gradients.calls import blocks, call, check, parameters
+from remnant.gradients.calls import call, check, parameters
 from remnant.types import Weights
 
 
@@ -18,16 +18,12 @@ def weighted_sum(
     *,
     weights: Weights | None = None,
     create_graph: bool = False,
-    chunk: int | None = None,
 ) -> dict[str, Tensor]:
     """sum_i sum_k coefficients[i, k] * grad_theta f_k(x_i), in one backward pass.
 
     Coefficients are `n x c`, or `n` where the model has one output. With `create_graph` the sum is
-    differentiable in inputs, coefficients and those `weights` that ask for it. Without, `chunk`
-    bounds the memory: a running sum over that many inputs at a time (paper 000, Algorithm 2).
+    differentiable in inputs, coefficients and those `weights` that ask for it.
     """
-    if create_graph and chunk is not None:
-        raise InputError(expected("weighted sum: chunk", "None with create_graph", chunk))
     if len(coefficients) != len(inputs):
         wanted = f"{len(inputs)}, one row an input"
         raise InputError(expected("weighted sum: coefficients", wanted, len(coefficients)))
@@ -36,19 +32,14 @@ def weighted_sum(
         name: value if create_graph and value.requires_grad else value.detach().requires_grad_()
         for name, value in parameters(model, weights).items()
     }
-    total: dict[str, Tensor] = {}
-    for rows in blocks(len(inputs), chunk or len(inputs)):
-        part, factor = inputs[rows], coefficients[rows]
-        if not create_graph:
-            part, factor = part.detach(), factor.detach()
-        with torch.enable_grad():
-            mixed = _mixed(call(model, part, weights, values), factor)
-        found = torch.autograd.grad(
-            mixed, list(values.values()), create_graph=create_graph, materialize_grads=True
-        )
-        for name, value in zip(values, found, strict=True):
-            total[name] = total[name].add_(value) if name in total else value
-    return total or {name: torch.zeros_like(value) for name, value in values.items()}
+    if not create_graph:
+        inputs, coefficients = inputs.detach(), coefficients.detach()
+    with torch.enable_grad():
+        mixed = _mixed(call(model, inputs, weights, values), coefficients)
+    found = torch.autograd.grad(
+        mixed, list(values.values()), create_graph=create_graph, materialize_grads=True
+    )
+    return dict(zip(values, found, strict=True))
 
 
 def _mixed(outputs: Tensor, coefficients: Tensor) -> Tensor:
