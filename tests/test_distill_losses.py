@@ -5,7 +5,7 @@ import torch
 
 from remnant.distill import kip, rkip
 from remnant.gradients import gram, weighted_sum
-from remnant.kernels import Dense, kernels, regress
+from remnant.kernels import Dense, ntk, regress
 from remnant.models import build
 from remnant.training import solve_linearised
 from remnant.types import Examples, Scaling
@@ -22,7 +22,7 @@ def sets():
 
 
 def closed_form(t, r):
-    return kernels(Dense(), t).ntk, kernels(Dense(), r, t).ntk, kernels(Dense(), r).ntk
+    return ntk(Dense(), t), ntk(Dense(), r, t), ntk(Dense(), r)
 
 
 def both_terms(k_tt, k_rt, k_rr, y_t, y_r):
@@ -64,7 +64,7 @@ def test_theorem_2_with_a_network_of_finite_width():
 
 def test_images_that_are_the_records_lose_nothing(sets):
     t, _, y_t, _ = sets
-    k = kernels(Dense(), t).ntk
+    k = ntk(Dense(), t)
     assert both_terms(k, k, k, y_t, y_t) == pytest.approx((0.0, 0.0), abs=1e-10)
     assert float(kip(k, k, y_t, y_t)[0]) < 1e-20
 

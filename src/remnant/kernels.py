@@ -2,8 +2,7 @@
 
 For x and x' layer l holds s = (s_xx, s_xx', s_x'x'), the covariance of two preactivations. Through
 a ReLU it becomes E[f f'] and E[f' f''] under that Gaussian, arc-cosine kernels (Cho and Saul 2009).
-The NNGP kernel is s_xx' of the output; the NTK
-adds up, layer by layer, what each layer's own weights contribute (Jacot et al. 2018).
+The NTK adds up, layer by layer, what each layer's own weights contribute (Jacot et al. 2018).
 """
 
 from __future__ import annotations
@@ -44,13 +43,6 @@ class Dense:
             raise InputError(expected("kernel: width", "given, as it scales the NTK", self.width))
 
 
-class Kernels(NamedTuple):
-    """Both n x m, float64."""
-
-    nngp: Tensor
-    ntk: Tensor
-
-
 class _Covariance(NamedTuple):
     """x: n x 1 variances, y: 1 x m variances, xy: n x m covariances."""
 
@@ -59,13 +51,13 @@ class _Covariance(NamedTuple):
     y: Tensor
 
 
-def kernels(network: Dense, x: Tensor, y: Tensor | None = None) -> Kernels:
-    """NNGP and NTK between the rows of x (n x shape) and y (m x shape; None = x itself)."""
+def ntk(network: Dense, x: Tensor, y: Tensor | None = None) -> Tensor:
+    """The NTK, n x m in float64, between the rows of x (n x shape) and y (m x shape; None = x itself)."""
     a = x.flatten(1).double()
     b = a if y is None else y.flatten(1).double()
     if a.shape[1] != b.shape[1]:
         raise InputError(expected("kernel: inputs", f"m x {a.shape[1]}", tuple(b.shape)))
-    return kernels_of_products(network, a @ b.T, squares(a), squares(b), a.shape[1])
+    return ntk_of_products(network, a @ b.T, squares(a), squares(b), a.shape[1])
 
 
 def squares(x: Tensor) -> Tensor:
@@ -73,17 +65,17 @@ def squares(x: Tensor) -> Tensor:
     return x.square().sum(1)
 
 
-def kernels_of_products(network: Dense, xy: Tensor, xx: Tensor, yy: Tensor, d: int) -> Kernels:
+def ntk_of_products(network: Dense, xy: Tensor, xx: Tensor, yy: Tensor, d: int) -> Tensor:
     """The same from x.y (n x m) and the squared lengths of x (n) and y (m) in d dimensions."""
     raw = _Covariance(xx[:, None], xy, yy[None])
     s = _next(network, raw, 1 / d)
-    ntk = _own(network, raw.xy, s.xy, 1)
+    kernel = _own(network, raw.xy, s.xy, 1)
     for _ in range(network.hidden):
         features, slopes = _relu(s)
         s = _next(network, features, 1.0)
         own = _own(network, features.xy, s.xy, network.width or 1)
-        ntk = torch.addcmul(own, slopes, ntk, value=network.weight)
-    return Kernels(s.xy, ntk)
+        kernel = torch.addcmul(own, slopes, kernel, value=network.weight)
+    return kernel
 
 
 def _next(network: Dense, features: _Covariance, scale: float) -> _Covariance:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.distill.flow import flow
-from remnant.kernels import Dense, kernels, regress
+from remnant.kernels import Dense, ntk, regress
 from remnant.training import accuracy, solve_linearised
 from remnant.types import Examples, Scaling
 
@@ -60,8 +60,8 @@ def infinite_accuracy(
     network: Dense, images: Tensor, labels: Tensor, *, test: Tensor, classes: Tensor
 ) -> float:
     """Of kernel regression with the infinite-width NTK."""
-    duals = regress(kernels(network, images).ntk, labels)
-    parts = [kernels(network, part, images).ntk @ duals for part in test.split(1000)]
+    duals = regress(ntk(network, images), labels)
+    parts = [ntk(network, part, images) @ duals for part in test.split(1000)]
     return accuracy(torch.cat(parts), classes)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from remnant.checkpoints import checkpoint
 from remnant.distill.losses import kip, rkip
 from remnant.errors import InputError, expected, in_one_line
-from remnant.kernels import Dense, kernels, kernels_of_products, regress, squares
+from remnant.kernels import Dense, ntk, ntk_of_products, regress, squares
 from remnant.progress import task
 from remnant.training import targets
 
@@ -72,7 +72,7 @@ def problem(network: Dense, inputs: Tensor, classes: Tensor) -> Problem:
     """inputs n x shape in the model's scale; classes n, two of them as one output of -1 and 1."""
     flat = inputs.detach().flatten(1).double()
     wanted = targets(flat.new_zeros(len(flat), outputs_for(classes)), classes)
-    duals = regress(kernels(network, flat).ntk, wanted)
+    duals = regress(ntk(network, flat), wanted)
     return Problem(
         network=network,
         inputs=flat,
@@ -166,7 +166,7 @@ def loss_at(
     products = torch.cat([images @ about.inputs.T, images @ images.T], dim=1)
     squared = squares(images)
     lengths = torch.cat([about.squared, squared])
-    both = kernels_of_products(about.network, products, squared, lengths, images.shape[1]).ntk
+    both = ntk_of_products(about.network, products, squared, lengths, images.shape[1])
     k_rt, k_rr = both.split([len(about.inputs), len(images)], dim=1)
     labels = None if settings.learn_labels else wanted
     if settings.method == "kip":

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,16 +42,8 @@ def share_right(record: Text, other: Text) -> float:
 
 
 def longest_run(record: Text, other: Text) -> int:
-    """The length of the longest run of tokens that both have, wherever it stands.
-
-    Row i of the table holds, for each end in `other`, how long a run ends there and at record[i].
-    """
-    theirs, ends = np.asarray(other), np.zeros(len(other) + 1, dtype=np.int64)
-    longest = 0
-    for token in record:
-        ends[1:] = np.where(theirs == token, ends[:-1] + 1, 0)
-        longest = max(longest, int(ends.max()))
-    return longest
+    """The length of the longest run of tokens that both have, wherever it stands."""
+    return SequenceMatcher(None, record, other, autojunk=False).find_longest_match().size
 
 
 def likeness(records: Sequence[Text], others: Sequence[Text]) -> Tensor:
