@@ -52,7 +52,7 @@ class _Covariance(NamedTuple):
 
 
 def ntk(network: Dense, x: Tensor, y: Tensor | None = None) -> Tensor:
-    """The NTK, n x m in float64, between the rows of x (n x shape) and y (m x shape; None = x itself)."""
+    """The NTK, n x m, between the rows of x (n x shape) and y (m x shape; None = x itself)."""
     a = x.flatten(1).double()
     b = a if y is None else y.flatten(1).double()
     if a.shape[1] != b.shape[1]:

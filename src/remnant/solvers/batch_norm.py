@@ -27,7 +27,7 @@ from remnant.models.stack import working
 from remnant.progress import task
 from remnant.solvers.dense.batch_search import slopes
 from remnant.solvers.dense.reflections import Graph, iterate, starting_at
-from remnant.solvers.numerics import distinct
+from remnant.solvers.numerics import best_fit, distinct
 from remnant.solvers.spans import Spectrum, count_records
 from remnant.types import Evidence, Weights
 
@@ -80,9 +80,7 @@ class Normed:
     def mean_record(self) -> Tensor:
         """d: what W x + b = mean says of the mean record; the shortest where that leaves it
         open."""
-        rest = (self.mean - self.bias)[:, None]
-        solved: Tensor = torch.linalg.lstsq(self.weight, rest, driver="gelsd").solution[:, 0]
-        return solved
+        return best_fit(self.weight, self.mean - self.bias)
 
 
 def statistics_of(model: nn.Module, after: Weights, place: int) -> tuple[Tensor, Tensor] | None:
@@ -192,7 +190,7 @@ def recover_normed(
     features = torch.linalg.svd(layers.next_gradient, full_matrices=False).Vh[:n].T
     if layers.next_mean is not None:
         wanted = layers.next_mean[:, None]
-        mean = torch.linalg.lstsq(layers.next_weight, wanted, driver="gelsd").solution
+        mean = best_fit(layers.next_weight, wanted)
         both = torch.cat([features[:, : n - 1], normalize(mean, dim=0)], dim=1)
         features = _frame(both, settings.smallest)
     t = _frame(columns, settings.smallest)
@@ -320,7 +318,7 @@ def resimulate(layers: Normed, inputs: Tensor, kink: float) -> float:
     t = layers.scale * normed + layers.shift
     features = t.clamp(min=0)
     centred = features if layers.next_mean is None else features - features.mean(0)
-    signals = torch.linalg.lstsq(centred.T, wanted, driver="gelsd").solution
+    signals = best_fit(centred.T, wanted)
     if layers.next_mean is not None:  # they add up to zero, which centred features leave open
         signals = signals - signals.mean(0)
     back = (t > 0) * (signals @ layers.next_weight)

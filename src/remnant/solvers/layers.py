@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from remnant.models.stack import working
+from remnant.solvers.numerics import best_fit, with_one
 from remnant.types import Evidence, Target, Weights
 
 _NOT_DENSE = (nn.Flatten, nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
@@ -92,9 +93,7 @@ def read_labels(
     signals = (ends[0] + ends[1]) / 2  # k x c x w; the training moved between the two
     if signals.shape[1] < 2:
         return None
-    solved = torch.linalg.lstsq(signals.mT, duals[:, :, None], driver="gelsd")
-    residuals: Tensor = solved.solution
-    return residuals[:, :, 0].argmax(1)
+    return best_fit(signals.mT, duals[:, :, None])[:, :, 0].argmax(1)
 
 
 def class_signals(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
@@ -124,12 +123,11 @@ def output_residuals(
         return None
     h, gradient = h.detach(), evidence.vector[f"{name}.weight"]
     if f"{name}.bias" in evidence.vector:
-        h = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
+        h = with_one(h)
         gradient = torch.cat([gradient, evidence.vector[f"{name}.bias"][:, None]], dim=1)
     if len(h) > h.shape[1]:
         return None
-    solved: Tensor = torch.linalg.lstsq(h.T, gradient.T, driver="gelsd").solution
-    return solved
+    return best_fit(h.T, gradient.T)
 
 
 def labels_from(target: Target, residuals: Tensor | None, inputs: Tensor) -> Tensor | None:

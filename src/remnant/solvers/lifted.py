@@ -30,6 +30,7 @@ from remnant.gradients.sums import inner_products, weighted_sum
 from remnant.models.stack import working
 from remnant.progress import task
 from remnant.solvers.layers import Dense
+from remnant.solvers.numerics import best_fit
 from remnant.solvers.spans import Decomposition, count_records, decompose
 from remnant.types import Evidence, Weights
 
@@ -159,9 +160,7 @@ def _solve(
     signals, gap = _signals(parts[-1].parts(count)[0], head, generator)
     if signals is None:
         return None, gap
-    features = torch.linalg.lstsq(
-        signals, stack.hidden[-1].affine(evidence.vector), driver="gelsd"
-    ).solution
+    features = best_fit(signals, stack.hidden[-1].affine(evidence.vector))
     features = features[:, :-1] / features[:, -1:]
     return _down(stack.hidden[:-1], parts, features, evidence.start), gap
 
@@ -233,8 +232,8 @@ def _firing(signal: Tensor, head: Tensor) -> Tensor:
     """w, bool: where the signal is V^T alpha rather than 0, with alpha fitted on those neurons."""
     on = signal.abs() > 0.05 * signal.abs().max()
     for _ in range(5):
-        dual = torch.linalg.lstsq(head[:, on].T, signal[on][:, None], driver="gelsd").solution
-        full = (head.T @ dual)[:, 0]
+        dual = best_fit(head[:, on].T, signal[on])
+        full = head.T @ dual
         now = (signal * full) > 0.5 * full.square()
         if torch.equal(now, on) or int(now.sum()) <= len(head):
             break
@@ -257,8 +256,7 @@ def _down(
         below = []
         for row in features:
             firing = row > 1e-3 * row.max()
-            solved = torch.linalg.lstsq(seen[firing], row[firing][:, None], driver="gelsd").solution
-            whole = solved[:, 0] @ span
+            whole = best_fit(seen[firing], row[firing]) @ span
             below.append(whole[:-1] / whole[-1])
         features = torch.stack(below)
     return features

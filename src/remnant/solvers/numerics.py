@@ -320,6 +320,20 @@ def slope_and_curvature(function: Rows, t: Tensor) -> tuple[Tensor, Tensor]:
     return slope.detach(), curvature
 
 
+def best_fit(columns: Tensor, wanted: Tensor) -> Tensor:
+    """Least squares: the shortest x with columns @ x nearest to `wanted`.
+
+    Not by the default driver, whose pivots begin at whatever was in memory: last bits would vary.
+    """
+    found: Tensor = torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    return found
+
+
+def with_one(rows: Tensor) -> Tensor:
+    """Rows with a 1 appended, which meets the bias in a layer's gradient."""
+    return torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
+
+
 def times(rows: Tensor, matrix: Tensor) -> Tensor:
     """Their product, in the matrix' precision."""
     return (rows.to(matrix.dtype) @ matrix).to(rows.dtype)

@@ -25,7 +25,7 @@ from remnant.solvers.dense.one_gradient import BatchRecovery, Layers
 from remnant.solvers.dense.reflections import Graph, iterate, starting_at
 from remnant.solvers.dense.resimulate import Resimulation
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.numerics import distinct
+from remnant.solvers.numerics import best_fit, distinct
 from remnant.solvers.spans import count_in_noise
 
 
@@ -103,7 +103,7 @@ def recover_dropped(
     after = layers.next_gradient[:, : layers.width]
     frame_h = torch.linalg.svd(after, full_matrices=False).Vh[:n].T
     points = search(frame_t, frame_h, n, settings, generator)
-    records = points.y @ torch.linalg.lstsq(columns, frame_t).solution.T @ right[:n]
+    records = points.y @ best_fit(columns, frame_t).T @ right[:n]
     records = records / records[:, -1:]
     again, complete = None, False
     if len(records) == n:
@@ -191,7 +191,7 @@ def resimulate(layers: Layers, records: Tensor, fires: Tensor, kink: float) -> R
     features, back = fires * t, layers.next_gradient
     if back.shape[1] == layers.width + 1:  # the factor of dropout is not that of the bias' 1
         back = back[:, : layers.width]
-    signals = torch.linalg.lstsq(features.T, back.T, driver="gelsd").solution
+    signals = best_fit(features.T, back.T)
     rest = features.T @ signals - back.T
     duals = fires * (signals @ layers.next_weight)
     spread = t.square().mean(1, keepdim=True).sqrt()

@@ -40,6 +40,7 @@ from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.smooth import pose_smooth, search_smooth
 from remnant.solvers.dense.smooth_refine import refine
 from remnant.solvers.dense.tolerances import TOLERANCES
+from remnant.solvers.numerics import best_fit
 from remnant.solvers.spans import (
     Decomposition,
     Parts,
@@ -354,8 +355,8 @@ def fix_scale(layers: Layers, records: Tensor, full: bool) -> tuple[Tensor, bool
     with torch.no_grad():
         features = layers.activation(records @ layers.first.T)
     seen, wanted = layers.next_gradient[:, :width], layers.next_gradient[:, width:]
-    signals = torch.linalg.lstsq(features.T, seen.T, driver="gelsd").solution
-    inverse = torch.linalg.lstsq(signals.T, wanted, driver="gelsd").solution
+    signals = best_fit(features.T, seen.T)
+    inverse = best_fit(signals.T, wanted)
     doubt = scale_errors(signals, inverse, wanted, signals.T @ features - seen)
     return records / inverse, bool((inverse > 0).all()), doubt
 

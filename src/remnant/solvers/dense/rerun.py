@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from remnant.solvers.numerics import best_fit
 from remnant.training.losses import loss_named
 from remnant.training.recipes import GradientDescent
 
@@ -154,7 +155,7 @@ def fit_recipe(
         slopes = torch.stack([(residual(x + n) - here) / n.sum() for n in nudges], 1)
         if not bool(here.isfinite().all() & slopes.isfinite().all()):  # it diverged
             break
-        solved = torch.linalg.lstsq(slopes, here[:, None], driver="gelsd").solution
+        solved = best_fit(slopes, here[:, None])
         move = -solved[:, 0].double().clamp(-0.7, 0.7)
         gap = float(here.norm())
         for share in (1.0, 0.3, 0.1, 0.03):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.numerics import slope_at
+from remnant.solvers.numerics import best_fit, slope_at, with_one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,9 +38,8 @@ def resimulate(
     with torch.no_grad():
         features = activation(t)
     if next_gradient.shape[1] == features.shape[1] + 1:
-        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    # Not the default driver, whose pivots begin at whatever was in memory: last bits would vary.
-    signals = torch.linalg.lstsq(features.T, next_gradient.T, driver="gelsd").solution
+        features = with_one(features)
+    signals = best_fit(features.T, next_gradient.T)
     next_rest = features.T @ signals - next_gradient.T
     duals = slope_at(activation, t) * (signals @ next_weight)
     # A kink within rounding of some record's t may have fired there and not here.

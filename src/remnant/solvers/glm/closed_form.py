@@ -19,6 +19,8 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from remnant.solvers.numerics import with_one
+
 Family = Literal["linear", "logistic", "poisson", "gamma", "multinomial"]
 FAMILIES: tuple[Family, ...] = ("linear", "logistic", "poisson", "gamma", "multinomial")
 
@@ -98,7 +100,7 @@ def slopes(fit: Fit, inputs: Tensor) -> Tensor:
 
 def widened(fit: Fit, inputs: Tensor) -> Tensor:
     """Inputs with a last column of ones, where the model has a bias."""
-    return inputs if fit.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+    return inputs if fit.bias is None else with_one(inputs)
 
 
 def coefficients(fit: Fit) -> Tensor:

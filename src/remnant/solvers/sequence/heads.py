@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from remnant.models.tokens import outputs_for
+from remnant.solvers.numerics import best_fit, with_one
 from remnant.solvers.sequence.certificate import compare
-from remnant.solvers.sequence.layouts import Layout, Linear, solve, stacked, watched
+from remnant.solvers.sequence.layouts import Layout, Linear, stacked, watched
 from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.types import Evidence
 
@@ -85,10 +86,9 @@ def _backward(model: nn.Module, outputs: Tensor, signals: Tensor) -> dict[str, T
 
 def _of_classes(head: Linear, evidence: Evidence, outputs: Tensor, features: Tensor) -> list[Guess]:
     """Of a classifier: as the last layer has it, and as cross-entropy of the labels it means."""
-    ones = torch.ones(len(features), 1, dtype=features.dtype)
     matrix, biased = stacked(evidence.vector, [head])
-    known = torch.cat([features, ones], 1) if biased else features
-    signals = solve(known.T, matrix)
+    known = with_one(features) if biased else features
+    signals = best_fit(known.T, matrix)
     labels = signals.argmin(1) if outputs.shape[1] > 1 else None
     if labels is None:
         return [(signals, labels)]
@@ -110,8 +110,8 @@ def _of_tokens(
     """
     assert layout.head is not None
     (features, _), (acts, states) = seen["head"], seen["down"]
-    known = torch.cat([acts[here], torch.ones_like(acts[here][:, :1])], 1).detach()
-    coming = solve(known.T, stacked(evidence.vector, [layout.blocks[-1].down])[0])  # T x width
+    known = with_one(acts[here]).detach()
+    coming = best_fit(known.T, stacked(evidence.vector, [layout.blocks[-1].down])[0])  # T x width
     table = stacked(evidence.start, [layout.head])[0][: features.shape[-1]].T  # outputs x width
     chance = outputs[here].detach().softmax(1)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from remnant.models.tokens import logits_of
 from remnant.progress import task
+from remnant.solvers.numerics import best_fit, with_one
 from remnant.solvers.sequence.layouts import Layout, Linear, Norm, centred, stacked, watched
 from remnant.solvers.sequence.prefixes import Text
 from remnant.solvers.sequence.tolerances import Tolerances
@@ -74,8 +75,8 @@ def find_labels(
     down = layout.blocks[-1].down
     prefixes, inner, ends, logits = _seen(model, down, norm, leaves)
     matrix, biased = stacked(vector, [down])
-    known = torch.cat([inner, torch.ones_like(inner[:, :1])], 1) if biased else inner
-    received = torch.linalg.lstsq(known.double().T, matrix.double()).solution
+    known = with_one(inner) if biased else inner
+    received = best_fit(known.double().T, matrix.double())
     weights = {name: p.detach() for name, p in model.named_parameters()}
     end, size = _end(weights, norm, head, ends, logits)
     children: dict[Text, dict[int, None]] = {prefix: {} for prefix in prefixes}
@@ -191,7 +192,7 @@ def _weights(
     weights, off = [], []
     for i, (want, tokens, size) in enumerate(zip(wanted, support, sizes.tolist(), strict=True)):
         atoms = end.atoms(i if at is None else at, tokens, smoothing)
-        weight = torch.linalg.lstsq(atoms.T, want[:, None]).solution[:, 0]
+        weight = best_fit(atoms.T, want)
         weights.append(weight.tolist())
         off.append(float((want - weight @ atoms).norm()) / max(size, least, 1e-300))
     return weights, off
@@ -204,7 +205,7 @@ def _smoothing(end: _End, wanted: Tensor, support: list[list[int]]) -> float:
     for i, tokens in enumerate(support):
         spread = end.project((end.middle[i] - end.even)[None, None], slice(i, i + 1))[0]
         atoms = torch.cat([end.atoms(i, tokens, 0.0), spread])
-        weight = torch.linalg.lstsq(atoms.T, wanted[i][:, None]).solution[:, 0]
+        weight = best_fit(atoms.T, wanted[i])
         total = float(weight.sum())
         shares.append(float(weight[-1]) / total if total else 0.0)
     values = torch.tensor(shares, dtype=torch.float64)

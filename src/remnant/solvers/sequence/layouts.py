@@ -179,11 +179,5 @@ def centred(rows: Tensor) -> Tensor:
     return rows - rows.mean(-1, keepdim=True)
 
 
-def solve(columns: Tensor, wanted: Tensor) -> Tensor:
-    """Least squares, by the driver whose last bits do not vary."""
-    found: Tensor = torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
-    return found
-
-
 class _Stop(Exception):
     """Ends a forward pass as soon as what it was made for is known."""

@@ -21,14 +21,13 @@ from remnant.solvers.dense.one_gradient import Layers, recover_batch
 from remnant.solvers.dense.resimulate import resimulate
 from remnant.solvers.dense.rounds import Search
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.numerics import slope_at
+from remnant.solvers.numerics import best_fit, slope_at, with_one
 from remnant.solvers.sequence.layouts import (
     Layout,
     Norm,
     activation_of,
     centred,
     linear,
-    solve,
     stacked,
 )
 from remnant.solvers.spans import rounding_level
@@ -88,7 +87,7 @@ def read_states(
         return f"the tokens' states in the first block: {found}"
     inputs, counted = found
     again = resimulate(
-        _with_one(inputs),
+        with_one(inputs),
         perceptron.first,
         perceptron.first_gradient,
         perceptron.next_weight,
@@ -101,10 +100,6 @@ def read_states(
     return _behind_norm(layout, evidence, norm, inputs, past, coming, counted)
 
 
-def _with_one(inputs: Tensor) -> Tensor:
-    return torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-
-
 def without(layers: Layers, inputs: Tensor, rank: int) -> Layers:
     """The layers with the gradients of all other records than these (k x width), of `rank` in all.
 
@@ -112,10 +107,10 @@ def without(layers: Layers, inputs: Tensor, rank: int) -> Layers:
     a = f'(t) * (W^T d), each in the space of its layer's gradient: a null vector. Its length is
     the one that lowers the rank of the layer's gradient.
     """
-    records = _with_one(inputs)
+    records = with_one(inputs)
     t = records @ layers.first.T
     with torch.no_grad():
-        features = _with_one(layers.activation(t))
+        features = with_one(layers.activation(t))
     up, down = layers.first_gradient, layers.next_gradient
     duals, signals = (
         torch.linalg.svd(gradient, full_matrices=False)[0][:, :rank] for gradient in (up, down)
@@ -189,8 +184,8 @@ def _behind_norm(
     through = coming * weights[norm.weight]
     through = centred(through) - unit * (through * unit).mean(1, keepdim=True)
     matrix = stacked(evidence.vector, [out])[0].T  # width x (width + 1), the bias last
-    inverse = solve(through.T, (matrix[:, -1] - past.sum(0))[:, None])
-    gathered = solve((past + inverse * through).T, matrix)[:, :-1]
+    inverse = best_fit(through.T, (matrix[:, -1] - past.sum(0))[:, None])
+    gathered = best_fit((past + inverse * through).T, matrix)[:, :-1]
     before = unit / inverse - linear(weights, out, gathered)
     return States(before=centred(before), gathered=gathered, counted=counted)
 
@@ -235,9 +230,7 @@ def _members(columns: Tensor, places: Tensor, own: int) -> tuple[int, ...] | Non
     share = torch.zeros(len(places), dtype=columns.dtype)
     share[own] = 1.0
     if len(others):
-        wanted = -columns[:, own : own + 1]
-        solved = torch.linalg.lstsq(columns[:, others], wanted, driver="gelsd").solution
-        share[others] = solved[:, 0]
+        share[others] = best_fit(columns[:, others], -columns[:, own])
     chosen = [int((share - 2.0 * (places != place)).argmax()) for place in places.unique()]
     chosen = [kind for kind in chosen if share[kind] > 0.5]
     whole = [int(places[kind]) for kind in chosen] == list(range(len(chosen)))

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remnant.solvers.sequence.layouts import Layout, centred, normed, solve
+from remnant.solvers.numerics import best_fit
+from remnant.solvers.sequence.layouts import Layout, centred, normed
 from remnant.solvers.sequence.states import States, Unordered, read_states, stood_together
 from remnant.types import Evidence, Weights
 
@@ -104,7 +105,7 @@ def one_image(layout: Layout, evidence: Evidence, patches: Patches) -> Tensor | 
     signals = evidence.vector[layout.positions].reshape(-1, layout.width)[1:].T
     if len(signals) <= signals.shape[1]:
         return None
-    found = solve(signals, gradient)
+    found = best_fit(signals, gradient)
     left = (signals @ found - gradient).norm() / gradient.norm()
     # Rounding, against all that a second image adds: nothing lies between.
     return found if float(left) < evidence.precision**0.5 else None
@@ -125,7 +126,7 @@ def locate(
     off = torch.cdist(states.before @ outside, shifted @ outside)  # T x (1 + patches)
     off[:, 0] = (states.before - centred(patches.places[:1] + patches.token)).norm(dim=1)
     places = off.argmin(1)
-    inner = solve(frame, (states.before - shifted[places]).T)
+    inner = best_fit(frame, (states.before - shifted[places]).T)
     return (span @ inner).T * (places > 0)[:, None], places
 
 

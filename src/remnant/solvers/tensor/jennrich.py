@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from remnant.solvers.numerics import best_fit
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Components:
@@ -136,8 +138,7 @@ def component_weights(moment: Tensor, directions: Tensor) -> Tensor:
     order = moment.ndim - 1
     gram = (directions @ directions.T) ** order
     right = torch.stack([_along(moment, u) for u in directions])  # B x k
-    solution: Tensor = torch.linalg.lstsq(gram, right, driver="gelsd").solution
-    return solution.T
+    return best_fit(gram, right).T
 
 
 def _along(moment: Tensor, u: Tensor) -> Tensor:

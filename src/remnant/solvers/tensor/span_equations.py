@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError
-from remnant.solvers.numerics import levenberg_marquardt, slope_and_curvature, slope_at
+from remnant.solvers.numerics import best_fit, levenberg_marquardt, slope_and_curvature, slope_at
 from remnant.solvers.tensor.stein import Activation
 from remnant.solvers.tensor.two_layer import BatchGradient, TwoLayer
 
@@ -115,7 +115,7 @@ def with_best_residuals(eq: Equations, c: Tensor) -> Point:
     zero = torch.zeros(len(c), eq.heads.shape[1], dtype=c.dtype)
     matrix, right = normal_equations(eq, c, zero)
     own = matrix[c.numel() :, c.numel() :]
-    solution = torch.linalg.lstsq(own, -right[c.numel() :, None], driver="gelsd").solution
+    solution = best_fit(own, -right[c.numel() :])
     return evaluate(eq, c, solution.reshape(zero.shape))
 
 

@@ -19,6 +19,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from remnant.solvers.numerics import best_fit
+
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -154,7 +156,7 @@ def regress_moments(
     fits: list[Tensor] = []
     if few:
         together = torch.cat(columns[:few], dim=1)
-        fit = torch.linalg.lstsq(together, gradient, driver="gelsd").solution
+        fit = best_fit(together, gradient)
         gradient = gradient - together @ fit
         fits += fit.split([c.shape[1] for c in columns[:few]])
         basis = torch.linalg.qr(together)[0]
