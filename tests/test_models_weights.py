@@ -316,9 +316,24 @@ def test_a_storage_is_the_one_of_its_name_and_size(tmp_path):
         b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch\nTensor\nctorch\nTensor\nK\x01\x85}tR.",
         b"}(" + b")" + b"q\0h\0\x86" * 60 + b"K\x01u.",  # a key that takes forever to hash
         b"ccollections\nOrderedDict\n](" + b")" + b"q\0h\0\x86" * 60 + b"K\x01\x86e\x85R.",
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(ccollections\nOrderedDict\nctorch\nTensor\n](("
+        + b")"
+        + b"q\0h\0\x86" * 60
+        + b"K\x01te\x85}tR.",  # the same, called by another
+        b"}(\x8b\x00\x00\x02\0" + b"\1" * 2**17 + b"q\0K\1" + b"h\0K\1" * 9000 + b"u.",
+        # One list, table or tuple that thousands of calls would copy.
+        b"ccollections\nOrderedDict\nq\0](" + b"K\1K\1\x86" * 2000 + b"e\x85q\1"
+        b"](" + b"h\0h\1R" * 2000 + b"e.",
+        b"ccollections\nOrderedDict\nq\0}("
+        + b"".join(b"X\4\0\0\0%04dK\1" % i for i in range(2000))
+        + b"uq\1]("
+        + b"h\0)Rh\1b" * 2000
+        + b"e.",
+        b"ctorch\nSize\nq\0(" + b"K\1" * 2000 + b"t\x85q\1](" + b"h\0h\1R" * 2000 + b"e.",
     ],
 )
-def test_a_program_that_asks_for_too_much_is_not_begun(tmp_path, program):
+def test_a_program_that_asks_for_too_much_is_not_begun(tmp_path, monkeypatch, program):
+    monkeypatch.setattr(torch, "load", lambda *given, **more: pytest.fail("it was begun"))
     path = tmp_path / "w.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("w/data.pkl", b"\x80\x02" + program)

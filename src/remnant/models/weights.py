@@ -31,7 +31,15 @@ from remnant.untrusted.files import (
     shown,
     write_private,
 )
-from remnant.untrusted.pickles import ENCODE, Call, Foreign, Name, Reference, pickled
+from remnant.untrusted.pickles import (
+    ENCODE,
+    Call,
+    Foreign,
+    Name,
+    Reference,
+    pickled,
+    plain_key,
+)
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 LARGE = 2**26  # bytes; smaller files are read before they are judged
@@ -277,10 +285,11 @@ def _check_call(call: Call) -> None:
         if not isinstance(pairs, list) or not all(_plain_key(pair) for pair in pairs):
             raise ValueError("a table whose keys are no texts or numbers")
     if call.name.endswith("_rebuild_from_type_v2"):
-        (function, *_) = call.arguments
-        if not isinstance(function, Name) or function.name not in CALLED:
+        function, _, arguments, *_ = call.arguments
+        if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise ValueError("a tensor rebuilt by no known function")
+        _check_call(Call(function.name, arguments))
 
 
 def _plain_key(pair: Any) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str | int)
+    return isinstance(pair, list | tuple) and len(pair) == 2 and plain_key(pair[0])

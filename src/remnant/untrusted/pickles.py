@@ -73,7 +73,7 @@ def pickled(
 
 class _Machine:
     def __init__(self, known: Callable[[str], bool], most: int) -> None:
-        self.known, self.most, self.encoded = known, most, 0
+        self.known, self.most, self.encoded, self.given = known, most, 0, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.seen: list[Call | Reference] = []
@@ -110,10 +110,22 @@ class _Machine:
     def call(self, function: Any, arguments: Any) -> None:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise ValueError("a call of no function")
+        self.give(arguments)
         if function.name == ENCODE:
             self.push(self.encode(*arguments))
         else:
             self.note(Call(function.name, arguments))
+
+    def give(self, value: Any, *, deep: int = 3) -> None:
+        """Count what is given to a call: whoever makes it copies that, and a list that is kept
+        could be given to calls without end."""
+        if not isinstance(value, list | tuple | dict):
+            return
+        self.given += len(value)
+        if self.given > self.most:
+            raise ValueError("more given to calls than the file holds")
+        for part in (value.values() if isinstance(value, dict) else value) if deep else ():
+            self.give(part, deep=deep - 1)
 
     def encode(self, text: Any, encoding: Any = None) -> bytes:
         """A text as bytes; a text that is kept could be encoded without end, so they count."""
@@ -131,12 +143,11 @@ class _Machine:
         (held if isinstance(held, list) else held.items).extend(items)
 
     def set_items(self, pairs: list[Any]) -> None:
-        """Only plain keys: a tuple of tuples that are shared takes forever to hash."""
         held = self.stack[-1]
         if len(pairs) % 2 or not isinstance(held, dict | Call):
             raise ValueError("items for what is no table")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if not isinstance(key, str | bytes | int | float | None):
+            if not plain_key(key):
                 raise ValueError(f"{shown(key)} as a key")
             if isinstance(held, dict):
                 held[key] = value
@@ -146,7 +157,16 @@ class _Machine:
     def build(self, state: Any) -> None:
         if not isinstance(self.stack[-1], Call):
             raise ValueError("a state for what has none")
+        self.give(state)
         self.stack[-1].state = state
+
+
+def plain_key(key: Any) -> bool:
+    """Whether a key is hashed at once: a tuple of tuples that are shared takes forever, and a whole
+    number as long as it is, each time."""
+    if isinstance(key, int):
+        return abs(key) < 2**64
+    return isinstance(key, str | bytes | float | None)
 
 
 Step = Callable[[_Machine, Any], None]
