@@ -98,6 +98,10 @@ def test_the_work_of_layers_is_counted():
     assert forward_work(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), torch.zeros(1, 64)) == 640
     convolution = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1))
     assert forward_work(convolution, torch.zeros(1, 1, 8, 8)) == 9 * 4 * 64
+    encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    assert forward_work(encoder, torch.zeros(1, 16, 32)) >= 16 * (4 * 32 * 32 + 2 * 32 * 64)
+    memory = nn.LSTM(16, 32).eval()
+    assert forward_work(memory, torch.zeros(1, 20, 16)) >= 4 * 32 * (16 + 32)
 
 
 def test_canaries_that_were_planted_stand_out(tmp_path, monkeypatch):

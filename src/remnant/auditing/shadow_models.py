@@ -62,10 +62,12 @@ def work_of(recipe: FixedSteps, case: Case) -> float:
 
 
 def forward_work(model: nn.Module, one: Tensor) -> float:
-    """Multiply-adds of one record's way through the model."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+    """Multiply-adds of one record's way through the model; as many as it has weights at the least,
+    since fused layers such as an LSTM are not counted."""
+    with FlopCounterMode(display=False) as counted:  # without gradients encoders would be fused
         model(one.to(next(model.parameters())))
-    return float(counted.get_total_flops()) / 2  # a multiply-add is two of them
+    least = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    return max(float(least), counted.get_total_flops() / 2)  # a multiply-add is two of them
 
 
 def likelihood(case: Case, strangers: Strangers, seed: int, left: float | None) -> Likelihood | str:
