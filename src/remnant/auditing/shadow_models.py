@@ -67,7 +67,7 @@ def forward_work(model: nn.Module, one: Tensor) -> float:
     with FlopCounterMode(display=False) as counted:  # without gradients encoders would be fused
         model(one.to(next(model.parameters())))
     least = sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    return max(float(least), counted.get_total_flops() / 2)  # a multiply-add is two of them
+    return max(float(least), float(counted.get_total_flops()) / 2)  # a multiply-add is two
 
 
 def likelihood(case: Case, strangers: Strangers, seed: int, left: float | None) -> Likelihood | str:
