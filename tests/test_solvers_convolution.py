@@ -1,15 +1,11 @@
-import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
-from scipy.sparse.linalg import splu
 from sklearn.datasets import load_digits
 from torch import nn
 
 from remnant.errors import InputError
 from remnant.solvers.convolutions.convolution import Inversion, invert_features
 from remnant.solvers.convolutions.prefix import jacobian, matrix, read_prefix
-from remnant.solvers.convolutions.room import room_along, weak_directions
 from seeding import seeded
 
 
@@ -218,26 +214,3 @@ def test_faults_are_one_line():
         attempt(net(conv, nn.AvgPool2d(2, padding=1)))
     with pytest.raises(InputError, match="low <= high"):
         attempt(net(conv), size=32, bounds=(1.0, 0.0))
-
-
-def test_room_is_what_inequalities_leave_along_weak_directions():
-    # Three pixels: one equation holds the first, none the others; x1 is in -1..3, x2 in 0..0.01.
-    rows = sp.csr_matrix([[0.0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]])
-    values, directions = np.zeros(2), np.eye(3)[:, 1:]
-    shift, room = room_along(values, directions, rows, np.array([3.0, 1, 0.01, 0]), 1e-9)
-    np.testing.assert_allclose(shift, [0, 1, 0.005], atol=1e-8)
-    assert room == pytest.approx(np.hypot(2, 0.005), rel=1e-6)
-    _, room = room_along(values, directions, rows[:2], np.array([3.0, 1]), 1e-9)
-    assert room > 1e5
-
-
-def test_weak_directions_are_those_of_small_singular_values():
-    few = {"weak": 1e-3, "most": 24}
-    scale = np.ones(60)
-    scale[[3, 40]] = 0, 1e-5
-    gram = sp.diags(scale**2).tocsc()
-    values, directions = weak_directions(gram, splu((gram + 1e-13 * sp.eye(60)).tocsc()), **few)
-    np.testing.assert_allclose(np.sort(values), [0, 1e-5], atol=1e-6)
-    np.testing.assert_allclose(np.abs(directions[[3, 40]]).sum(0), [1, 1], atol=1e-6)
-    open_ = sp.diags((np.arange(60) > 30).astype(float)).tocsc()
-    assert weak_directions(open_, splu((open_ + 1e-13 * sp.eye(60)).tocsc()), **few) is None

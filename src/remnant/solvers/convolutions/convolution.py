@@ -7,10 +7,9 @@ are met by Newton's method on the squared violations, with a sparse factorisatio
 layer is convex and takes a step or a few. Layers before the last are unknown masks and window
 maxima, taken from the current estimate: then a small residual, not a proof, is what can be had.
 
-`determined` says whether the image is fixed: a residual of next to nothing, and hardly any room
-where the equations are weak (`room`; behind masks or maxima, a Jacobian of full rank instead).
-Among the images that fit an undetermined one, the returned is the smoothest difference from
-zero.
+`determined` says whether the image is fixed: a residual of next to nothing, by equations that
+hardly amplify it (behind masks or maxima: whose Jacobian has full rank). Among the images that fit
+an undetermined one, the returned is the smoothest difference from zero.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from torch.nn import functional as F
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.convolutions.prefix import Prefix, jacobian, read_prefix
-from remnant.solvers.convolutions.room import room_along, weak_directions
 
 Vector = NDArray[np.float64]
 
@@ -44,9 +42,6 @@ class Inversion:
     tolerance: float = 1e-13  # of the residual, where the steps end
     fits: float = 1e-6  # a residual above is no fit; more for features that are not exact
     full_rank: float = 1e-6  # smallest over largest singular value, below which it is not full
-    within: float = 0.02  # L2 that an image may have left to move and still be determined
-    weak: float = 1e-3  # singular value over the mean column, below which a direction may move
-    most_weak: int = 24  # weak directions; with more an image is open
     amplified: float = 1e-3  # condition times residual: how far an image may be off, relative
     damping: float = 1e-13  # of the mean squared column: holds open directions, moves no other
     shorter: tuple[float, ...] = (1.0, 0.5, 0.2, 0.05)  # of a Newton step that overshoots
@@ -58,24 +53,20 @@ class Images:
 
     residual: violation of equations, inequalities and box over the features' norm. condition:
     largest over smallest singular value of the Jacobian of the equations (the active units at the
-    end; infinite where they are fewer than the pixels). room: how far, in L2, the image may move
-    where its equations are weak (infinite where that is not known). weakest: the smallest singular
-    value of the equations, but for directions that have room. unmet: the residual as it is, not
-    over the norm.
+    end; infinite where they are fewer than the pixels). weakest: the smallest singular value.
+    unmet: the residual as it is, not over the norm.
     """
 
     inputs: Tensor
     residual: Tensor
     determined: Tensor
     condition: Tensor
-    room: Tensor
     weakest: Tensor
     unmet: Tensor
 
     def off(self, error: Tensor) -> Tensor:
         """k: squared errors of the images from those of their features (k), all L2."""
-        moved = (error.to(self.unmet) + self.unmet.square()) / self.weakest.square()
-        return moved + torch.where(self.room.isfinite(), self.room, 0.0).square()
+        return (error.to(self.unmet) + self.unmet.square()) / self.weakest.square()
 
 
 def invert_features(
@@ -114,17 +105,16 @@ def invert_features(
             )
             found.append(_invert_one(problem, start, settings, generator))
             advance()
-    inputs, *figures = zip(*found, strict=True) if found else ((),) * 6
-    residual, condition, room, weakest, unmet = map(torch.tensor, figures)
+    inputs, *figures = zip(*found, strict=True) if found else ((),) * 5
+    residual, condition, weakest, unmet = map(torch.tensor, figures)
     held = condition < 1 / settings.full_rank
     if prefix.affine:  # the equations alone hold it, if they do not amplify what they leave over
-        held = (room < settings.within) | (condition * residual < settings.amplified)
+        held = condition * residual < settings.amplified
     return Images(
         inputs=torch.tensor(np.array(inputs)).reshape(k, *input_shape),
         residual=residual,
         determined=held & (residual < settings.fits),
         condition=condition,
-        room=room,
         weakest=weakest.double(),
         unmet=unmet.double(),
     )
@@ -190,8 +180,8 @@ class FeatureEquations:
 
 def _invert_one(
     problem: FeatureEquations, start: Vector, settings: Inversion, generator: torch.Generator
-) -> tuple[Vector, float, float, float, float, float]:
-    """The image, and of `Images`: residual, condition, room, weakest, unmet.
+) -> tuple[Vector, float, float, float, float]:
+    """The image, and its residual, condition, weakest and unmet (see `Images`).
 
     Masks and maxima inside can leave the descent in a local minimum. Since a feature sees few
     pixels, regions are right or wrong on their own: shake those to blame for a violation, descend,
@@ -210,36 +200,10 @@ def _invert_one(
         at, shakes = min(at, other, joint, key=lambda point: point.cost), shakes - 1
     held = jacobian(prefix, at.values, at.equation)
     held = held[np.diff(held.indptr) > 0]  # a window that is silent throughout says nothing here
-    x, room = _settle(problem, at, held, settings)
     largest, smallest = _extremes(held, settings.damping)
     condition = largest / smallest if smallest > 0 else float("inf")
-    if np.isfinite(room):
-        smallest = max(smallest, settings.weak * float(np.sqrt(held.power(2).sum(0).mean())))
     unmet = at.cost**0.5
-    return x, unmet / problem.norm, condition, room, smallest, unmet
-
-
-def _settle(
-    problem: FeatureEquations, at: Estimate, held: sp.csr_matrix, settings: Inversion
-) -> tuple[Vector, float]:
-    """The middle of the images that fit, if they are close, and how far from it they reach."""
-    if not problem.prefix.affine:
-        return at.x, float("inf")
-    gram = (held.T @ held).tocsc()
-    factor = _factor(gram, settings.damping * gram.diagonal().mean())
-    weak = weak_directions(gram, factor, weak=settings.weak, most=settings.most_weak)
-    if weak is None:
-        return at.x, float("inf")
-    silent = ~at.equation
-    cut = problem.silent * problem.target.max(initial=0)
-    z = at.values[-1].flatten().numpy()
-    eye = sp.eye(len(at.x))
-    boxed = np.isfinite(problem.low) & np.isfinite(problem.high)
-    rows = [jacobian(problem.prefix, at.values, silent), eye.tocsr()[boxed], -eye.tocsr()[boxed]]
-    most = [cut - z[silent], (problem.high - at.x)[boxed], (at.x - problem.low)[boxed]]
-    noise = 3 * max(at.cost**0.5, 1e-8 * problem.norm)
-    shift, room = room_along(*weak, sp.vstack(rows).tocsr(), np.concatenate(most), noise)
-    return at.x + shift if room < settings.within else at.x, room
+    return at.x, unmet / problem.norm, condition, smallest, unmet
 
 
 def _blame(problem: FeatureEquations, at: Estimate) -> Vector:
