@@ -1,10 +1,13 @@
-"""Duals that begin from what points alone say."""
+"""Duals that begin from what points alone say, and answers that later ones must not spoil."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from exact_case import seeded, small_problem, true_duals
-from remnant.solvers.dense.rounds import Found
+from remnant.solvers.dense import exact
+from remnant.solvers.dense.rounds import Found, Search
 from remnant.solvers.dense.search import (
     dual_normals,
     duals_at,
@@ -64,3 +67,28 @@ def test_a_dual_of_another_record_is_no_start_but_the_points_own_is(case):
     own, found_them = fit_duals(problem, y, duals_at(problem, found, y))
     assert int(found_them.sum()) > int(sure.sum())
     assert float((own * z).sum(1).abs()[found_them].min()) > 1 - 1e-7
+
+
+@pytest.mark.parametrize("later", [0, 5])
+def test_a_search_anew_that_ends_worse_is_forgotten(monkeypatch, case, later):
+    problem, z, y = case
+    counts = iter([len(z), later])
+    whole = exact.certify
+
+    def some_found(problem, found, search, generator):
+        count = next(counts)
+        return known(z, y, count), [0.0, float(count)]
+
+    def one_doubtful(*given):
+        proof = whole(*given)
+        if not len(proof.passed):
+            return proof
+        doubtful = torch.zeros_like(proof.doubtful)
+        doubtful[0] = True
+        return replace(proof, doubtful=doubtful, passed=proof.passed & ~doubtful)
+
+    monkeypatch.setattr(exact, "search_on", some_found)
+    monkeypatch.setattr(exact, "certify", one_doubtful)
+    recovery = exact.recover(problem, Search(repairs=1), generator=seeded())
+    assert recovery.exact
+    assert int(recovery.passed.sum()) == len(z) - 1
