@@ -79,6 +79,7 @@ def test_float32_coefficients_are_known_to_be_coarse(tmp_path):
         ({"features": ["a", "a"]}, "features: expected different ones"),
         ({"scaling": {"mean": [0.0]}}, "scaling: expected mean and scale"),
         ({"scaling": {"mean": [0.0] * 3, "scale": 1.0}}, "scaling: mean: expected 1 or 2 numbers"),
+        ({"scaling": {"mean": [[0.0], [1.0]], "scale": 1.0}}, "scaling: expected one number each"),
         ({"scaling": {"mean": 0.0, "scale": 0.0}}, "scaling: std: expected positive numbers"),
         ({"classes": ["a", "b"]}, "classes of a linear model with 1 rows of coefficients"),
         ({"family": "logistic"}, "classes of a logistic model with 1 rows of coefficients"),
@@ -152,6 +153,13 @@ def test_a_recipe_gives_the_same_coefficients_again():
     again = recipe(model)(torch.tensor(x), torch.tensor(y), None)
     expected = np.append(estimator.coef_, estimator.intercept_)
     np.testing.assert_allclose(again[0].numpy(), expected, rtol=1e-10)
+
+
+def test_a_recipe_that_cannot_be_fitted_is_told():
+    held = {"estimator": "LogisticRegression", "parameters": {"C": -1.0}}
+    again = recipe(LinearModel("logistic", torch.ones(1, 2), classes=[0, 1], solver=held))
+    with pytest.raises(InputError, match="LogisticRegression cannot be fitted so: The 'C' param"):
+        again(torch.eye(2).double(), torch.arange(2), None)
 
 
 def test_a_recipe_runs_nothing_that_is_not_on_its_list():

@@ -215,9 +215,12 @@ def recipe(model: LinearModel) -> Recipe:
         # One thread: many small fits are slower on several, and must come out the same each time.
         with warnings.catch_warnings(), threads.limit(limits=1):
             warnings.simplefilter("ignore")  # that it stops early is the point
-            estimator.fit(
-                inputs.numpy(), labels.numpy(), None if weights is None else weights.numpy()
-            )
+            each = None if weights is None else weights.numpy()
+            try:
+                estimator.fit(inputs.numpy(), labels.numpy(), each)
+            except ValueError as error:  # checked by scikit-learn only now
+                why = str(error).partition("\n")[0][:160]
+                raise InputError(f"solver: {kind} cannot be fitted so: {why}") from None
         coef = torch.tensor(np.atleast_2d(estimator.coef_), dtype=torch.float64)
         if not estimator.fit_intercept:
             return coef

@@ -56,7 +56,10 @@ def _scaling(value: object) -> Scaling | None:
         return value
     if not isinstance(value, Mapping) or set(value) != {"mean", "scale"}:
         raise ValueError("mean and scale")
-    return Scaling(mean=_numbers(value["mean"]), std=_numbers(value["scale"]))
+    mean, scale = (_numbers(value[name]) for name in ("mean", "scale"))
+    if max(mean.ndim, scale.ndim) > 1:
+        raise ValueError("one number each, or one a feature")
+    return Scaling(mean=mean, std=scale)
 
 
 def _solver(value: object, *, most: int = 10**7) -> object:
