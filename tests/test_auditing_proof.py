@@ -10,7 +10,7 @@ import torch
 from remnant.auditing.case import Case, halves
 from remnant.auditing.explained import explained, known_of_layer, unexplained
 from remnant.auditing.preparation import explains_better, prepared
-from remnant.auditing.proof import claims_of, marks, proved
+from remnant.auditing.proof import Proof, claims_of, marks, proved
 from remnant.auditing.strangers import strangers_of, turned, turns_of
 from remnant.auditing.written import written
 from remnant.data import load, split
@@ -152,6 +152,9 @@ def test_every_disguise_that_was_tried_counts_as_a_chance():
     told = proved(seen, "ntk", back, others, tries=9).summary["proof"]
     assert told["chance"] == pytest.approx(min(1.0, 9 * alone))
     assert told["disguise"] == "mirrored"
+    once = proved(seen, "ntk", back, others)  # as it was given, nothing else was tried
+    assert once.summary["proof"]["chance"] == pytest.approx(alone)
+    assert Proof.read(once) == Proof(**once.summary["proof"]) != Proof()
     sure = found_in(case, SIDES.train.inputs.flip(-1))
     assert prepared(case, sure, strangers_of(case)).tries > len(turns_of(case.truth))
 
