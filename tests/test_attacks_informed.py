@@ -47,8 +47,9 @@ def informed_target(recipe=RECIPE, records=31, unknown=1, activation="elu"):
     return target, trained_on.take(range(records - unknown, records))
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [False, True, None])
 def test_replay_through_batch_norm_that_was_frozen_and_in_training_mode(training):
+    """None: its scale and shift are frozen too."""
     examples = load("digits").take(range(13))
     torch.manual_seed(4)
     norm = torch.nn.BatchNorm1d(8)
@@ -57,8 +58,9 @@ def test_replay_through_batch_norm_that_was_frozen_and_in_training_mode(training
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 8), norm, torch.nn.ELU(), torch.nn.Linear(8, 10)
     ).eval()
+    norm.requires_grad_(training is not None)
     before = copy.deepcopy(model.state_dict())
-    model.train(training)
+    model.train(bool(training))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     for _ in range(10):
         optimizer.zero_grad()

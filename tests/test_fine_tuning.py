@@ -92,12 +92,24 @@ def test_images_come_back_from_wide_features_before_the_last_relu():
 
 
 @pytest.mark.parametrize(("case", "attack"), [("all layers", "hybrid"), ("cnn 3", "hybrid")])
-def test_a_row_has_its_null_beside_it(case, attack):
+def test_a_row_has_its_null_beside_it_and_its_picture(case, attack):
     (row,) = tuning.measure_tuning(digits(), case=case, attack=attack, **SMALL)
+    ((name, picture),) = row["files"].items()
+    assert name == f"sheet-{case}-{attack}-0.png".replace(" ", "-")
+    assert picture.startswith(b"\x89PNG")
     assert row["status"] == "inconclusive"
     assert row["mean_error"] > 0
     assert 0 < row["null_correlation"] < 1
     assert row["records"] == (4 if case == "all layers" else 3)
+
+
+def test_replay_goes_through_a_network_whose_norms_were_frozen():
+    settings = SMALL | {"tuning": 1}
+    target = scene("all layers").target
+    (row,) = tuning.measure_tuning(digits(), case="all layers", attack="replay", **settings)
+    assert not all(parameter.requires_grad for parameter in target.model.parameters())
+    assert row["status"] == "inconclusive"
+    assert "leaves" in row["reason"]  # a share of the misfit: the run was followed
 
 
 def test_replay_finds_what_a_short_cnn_training_saw():

@@ -51,6 +51,24 @@ def test_dense_networks_by_stacked_products(activation):
     assert_same_as_one_at_a_time(model, recipe)
 
 
+def test_what_is_frozen_stays_and_the_rest_is_trained_alike():
+    fixed, others = digits()
+    model = build("mlp:64-6-5-10:elu", generator=seeded(1))
+    model[1].requires_grad_(False)
+    recipe, how = GradientDescent(lr=0.1, steps=8), {"scaling": Scaling(), "dtype": torch.float64}
+    stacked = train_fleet(
+        model, fixed, others.inputs, others.labels, recipe, generator=seeded(5), **how
+    )
+    assert "1.weight" not in stacked
+    for k in range(len(others)):
+        alone = train(model, joined(fixed, others.take([k])), recipe, generator=seeded(5), **how)
+        for name, values in stacked.items():
+            torch.testing.assert_close(values[k], alone.final[name], atol=1e-10, rtol=0)
+            assert not torch.equal(alone.final[name], alone.initial[name])
+    with pytest.raises(InputError, match="all frozen"):
+        share(model.requires_grad_(False), fixed.take(range(0)), recipe, scaling=Scaling())
+
+
 @pytest.mark.parametrize(
     "recipe",
     [

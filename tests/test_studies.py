@@ -349,6 +349,16 @@ def test_flags_stand_in_place_of_a_setting_alone_or_among_others():
     assert (values["width"], values["data"]) == (40, ["digits", "mnist"])
     assert shown_columns(onion, values)[0] == "data"
     assert shown_columns(onion, adjusted(onion, {}, 0)) == list(onion.columns)
+    paper = STUDIES["informed-paper"]
+    for asked in (("replay",), ("ridge", "reconn")):  # methods share a cell
+        values = adjusted(paper, {"methods": asked}, 0)
+        assert [one["methods"] for _, one in cells(values)] == [asked]
+
+
+def test_a_method_that_there_is_not_is_named(capsys, tmp_path):
+    given = ["--methods", "ridge,wizard", "--quick", "--out", str(tmp_path)]
+    assert main(["study", "informed-paper", *given]) == 2
+    assert "--methods: expected replay or ridge or reconn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ class Changed(BaseModel):
     width: Counts = flag("of hidden layers")
     shadows: Counts = flag("models that the reconstructor learns from")
     targets: Counts = flag("unknown records, each with a released model")
+    methods: Words = flag("replay, ridge, reconn, 'reconn of the paper' or transposed")
     loss: Words = flag("ce, bce, mse, power2.5, huber1")
     weight_decay: Sizes = flag("of the training")
     init: Sizes = flag("first layer's scale; below 1: small, and no decay")
@@ -97,6 +98,7 @@ class Changed(BaseModel):
 ONLY = {
     **dict.fromkeys(("loss", "weight_decay", "init"), ("kkt-",)),
     **dict.fromkeys(("shadows", "targets"), ("informed-", "private-")),
+    "methods": ("informed-",),
 }
 
 
@@ -157,4 +159,5 @@ def show_study(
         print_line(f"{name} is not in --data-dir: left out", style="dim")
     seconds = sum(row["cpu_seconds"] for row in rows)
     print_line(f"attacks: {seconds:.1f} CPU seconds", style="dim")
-    print_place(stored, [name for name in FILES if (stored.path / name).exists()])
+    pictures = sorted(path.name for path in stored.path.glob("*.png") if path.name not in FILES)
+    print_place(stored, [*FILES, *pictures])

@@ -148,8 +148,8 @@ AXES = {
 
 
 SCORES = (
-    "recovered", "near", "records", "median_error", "max_error", "certified", "wrongly_certified",
-    "status", "cpu_seconds",
+    "recovered", "near", "null_near", "records", "median_error", "max_error", "certified",
+    "wrongly_certified", "status", "cpu_seconds",
 )  # fmt: skip
 WORST = {"median_error": "median record", "max_error": "worst record"}
 

@@ -25,7 +25,14 @@ from remnant.data import split
 from remnant.errors import InputError, expected
 from remnant.experiments.kernel_targets import by_descent
 from remnant.experiments.study import Figure, Rows, Study
-from remnant.experiments.targets import Attack, Scene, attack, of_classes, train_scene
+from remnant.experiments.targets import (
+    Attack,
+    Scene,
+    attack,
+    matched_sheet,
+    of_classes,
+    train_scene,
+)
 from remnant.models import build
 from remnant.models.residual import freeze_norms, residual
 from remnant.progress import task
@@ -56,7 +63,12 @@ def measure_tuning(
         model, scaling = pretrained(examples, widths, known, epochs)
         recipe = GradientDescent(lr=rate, steps=tuning)
         scene = tuned(model, scaling, examples, case, known, width, per_class, recipe, seed)
-    return [scored(scene, *attack_on(scene, attack, steps, inversion, seed))]
+    found, seconds = attack_on(scene, attack, steps, inversion, seed)
+    row = scored(scene, found, seconds)
+    if len(found):
+        name = f"sheet-{case}-{attack}-{seed}.png".replace(" ", "-")
+        row["files"] = {name: matched_sheet(scene.truth, found.inputs, f"{case}: {attack}")}
+    return [row]
 
 
 # targets

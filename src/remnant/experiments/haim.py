@@ -15,13 +15,14 @@ from remnant.types import Examples
 
 def measure_haim(
     examples: Examples, *, trained: str, attack: str, task: str, records: int, width: int,
-    steps: int, trials: int, seed: int,
+    steps: int, trials: int, rate: float, seed: int,
 ) -> Rows:  # fmt: skip
     """The attack on final weights alone and those that hold the initial ones too, on a network of
     each one's own kind.
 
     trained: `margin`, cross-entropy far past separation from a small first layer without biases;
     `kernel`, as the other studies here. attack: haim, paper or exact. trials: of haim's search.
+    rate: of its steps, which they draw from 1e-5 to 1: most of the larger ones diverge.
     """
     if trained == "kernel":
         sides = sides_of(examples, task, records, seed)
@@ -31,7 +32,7 @@ def measure_haim(
                             loss="bce", init=1e-4,
                             seed=seed, tell=("initial", "records", "loss"))  # fmt: skip
     if attack == "haim":
-        how: Any = KKT(preset="paper", objective="margin", steps=steps, trials=trials)
+        how: Any = KKT(preset="paper", objective="margin", steps=steps, trials=trials, lr=rate)
     else:
         how = attack_named(attack, scene, steps)
     found, seconds = play(how, scene.target, seed)
@@ -47,9 +48,10 @@ STUDY = Study(
         "records": [20, 50],
         "width": 1024,
         "trials": 5,
+        "rate": 0.01,
         "task": "odd-even", "steps": 6000, "data": "mnist",
     },
-    quick={"records": 8, "width": 128, "steps": 1000, "trials": 1},
+    quick={"records": 8, "width": 128, "steps": 2000, "trials": 3},
     columns=(
         "trained", "attack", "records", "seed", "mean_error", "median_error", "near", "null_error",
         "null_near", "status", "cpu_seconds",

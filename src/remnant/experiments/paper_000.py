@@ -27,10 +27,8 @@ from remnant.experiments.kernel_targets import (
     train_and_integrate,
 )
 from remnant.experiments.study import Figure, Rows, Study
-from remnant.experiments.targets import accuracy_on, errors, of_classes
+from remnant.experiments.targets import accuracy_on, errors, matched_sheet, of_classes
 from remnant.experiments.targets import attack as play
-from remnant.report.sheet import draw_sheet
-from remnant.scoring import greedy, squared_l2
 from remnant.seeds import generator_for
 from remnant.types import Examples, finite
 
@@ -136,16 +134,8 @@ def grid_sheet(data: Mapping[str, Examples], values: Mapping[str, Any], most: in
     sides = sides_of(examples, task, min(most, asked[1]), seed)
     scene = finish_training(sides, width=asked[0], seed=seed)
     found, _ = play(attack_named(values["attack"], scene, values["steps"]), scene.target, seed)
-    matches = greedy(squared_l2(scene.truth.inputs, found.inputs))
-    shown = torch.full((len(scene.truth), *scene.truth.shape), torch.nan, dtype=torch.float64)
-    back = matches.candidate >= 0
-    shown[back] = found.inputs[matches.candidate[back]].double()
-    errors = [f"{float(e):.1e}" for e in matches.distance]
-    return draw_sheet(
-        scene.truth.inputs, shown, list(zip(scene.truth.ids, errors, strict=True)),
-        rows=("record", "squared L2"), title=f"{len(scene.truth)} records, width {asked[0]}",
-        footer=f"attack: {values['attack']}", bounds=scene.truth.bounds or (0.0, 1.0),
-    )  # fmt: skip
+    title = f"{len(scene.truth)} records, width {asked[0]}"
+    return matched_sheet(scene.truth, found.inputs, title, f"attack: {values['attack']}")
 
 
 # rows as they are drawn

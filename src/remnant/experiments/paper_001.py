@@ -9,7 +9,6 @@ shadows and 1000 targets; the sizes here take minutes, but for `informed-paper`.
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,6 +20,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remnant.errors import InputError, expected
 from remnant.experiments import informed_sides, private_descent
 from remnant.experiments.informed_targets import (
     CNN_FACTORS,
@@ -133,18 +133,17 @@ def yardstick(scene: Released, judge: tuple[nn.Module, float]) -> Callable[[Tens
     return row
 
 
-def sheet_of(scene: Released, guess: Tensor, title: str) -> str:
-    """Targets over their reconstructions, the best first, in base64 (Figures 1, 4, 14, 24)."""
+def sheet_of(scene: Released, guess: Tensor, title: str) -> bytes:
+    """Targets over their reconstructions, the best first (Figures 1, 4, 14, 24)."""
     error = mse_each(guess, scene.targets.inputs)
     order = error.argsort()
     near = oracle(scene.targets.inputs, torch.cat([scene.fixed.inputs, scene.public.inputs]))
-    sheet = draw_sheet(
+    return draw_sheet(
         scene.targets.inputs[order], guess[order],
         [(short_number(float(error[i])), short_number(float(near[i]))) for i in order.tolist()],
         rows=("mean squared", "oracle's"), marked=(error < near)[order].tolist(), title=title,
         footer="framed: closer than the nearest record that the adversary had",
     )  # fmt: skip
-    return base64.b64encode(sheet).decode()
 
 
 def measure_factor(
@@ -154,6 +153,9 @@ def measure_factor(
 ) -> Rows:  # fmt: skip
     """A row for each method (and number of shadows: those of `counts` that are fewer than all, and
     all): errors beside the oracle's. sheets: a picture with each."""
+    known = ("replay", *LEARNED)
+    if unknown := [method for method in methods if method not in known]:
+        raise InputError(expected("--methods", " or ".join(known), repr(unknown[0])))
     table, size = CNN_FACTORS if cnn else FACTORS, InformedSizes(**sizes)
     scene = make_released(size, replace(table[factor], **(changes or {})), examples, seed)
     scale = yardstick(scene, good_classifier(examples, size, seed))

@@ -8,7 +8,6 @@ beside the same count with 2N held-out records in the candidates' place (`null`)
 
 from __future__ import annotations
 
-import base64
 import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -241,7 +240,7 @@ def measure_headline(
         footer=f"{row['good']} with SSIM > .4 (held-out {row['null_good']}), seed {seed}",
     )
     name = f"sheet-{target['loss']}-{seed}.png"
-    return [row | {"files": {name: base64.b64encode(sheet).decode()}}]
+    return [row | {"files": {name: sheet}}]
 
 
 def measure_convolutions(
@@ -265,7 +264,7 @@ def measure_convolutions(
         bounds=(-1.0, 1.0),
     )
     name = f"kernels-{kernel}-{channels}-{seed}.png"
-    return [row | {"files": {name: base64.b64encode(sheet).decode()}}]
+    return [row | {"files": {name: sheet}}]
 
 
 def shares(x: str, across: str, panel: str, line: str = "", *, log_x: bool = False) -> Figure:

@@ -6,7 +6,6 @@ shown. Everything else (flags, resuming, workers, table, picture) is the same fo
 
 from __future__ import annotations
 
-import base64
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +75,8 @@ class Study:
     tuples, a value for each word, that are varied together. `data` names datasets; the seed is
     varied last, over `seeds` seeds. quick: settings that replace these in a grid of one seed that
     takes about a minute. measure: called with the records (where there is `data`) and the settings
-    of one cell; returns rows, to which the engine adds those settings; `files` of a row, by name in
-    base64, are written into the run. columns: those of a row that are printed. condense: turns the
+    of one cell; returns rows, to which the engine adds those settings; `files` of a row, bytes by
+    name, are written into the run. columns: those of a row that are printed. condense: turns the
     rows that were measured into those that are drawn. sheet: draws originals beside
     reconstructions, found again, from the data and the settings.
     """
@@ -118,6 +117,8 @@ def adjusted(
 
 def _replaced(old: Any, words: list[str], name: str, asked: Sequence[Any]) -> Any:
     """A setting with other values of one of its words, each combination once."""
+    if isinstance(old, tuple):  # names that go into one cell together
+        return tuple(asked)
     if len(words) == 1:
         return list(asked) if len(asked) > 1 else asked[0]
     at = words.index(name)
@@ -186,7 +187,7 @@ def run_study(
         step(len(grid) - len(todo))
         for at, mine in run_tasks(_measure, specs, on=on, shared=shared):
             for name, body in (pair for row in mine for pair in row.pop("files", {}).items()):
-                store.write_bytes(run, name, base64.b64decode(body))
+                store.write_bytes(run, name, body)
             held += mine
             write_rows(run, held)
             store.forget_states(run)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from remnant.data import Split, mean_image, split
 from remnant.errors import InputError, expected
+from remnant.report.sheet import draw_sheet
 from remnant.scoring import greedy, score, squared_l2
 from remnant.seeds import generator_for
 from remnant.sweep.table import Row
@@ -166,6 +167,21 @@ def accuracy_on(target: Target, test: Examples) -> float:
 def above(truth: Examples, candidates: Tensor, threshold: float) -> int:
     """How many records correlate above the threshold with a candidate of their own."""
     return int((score(truth, candidates).correlation > threshold).sum())
+
+
+def matched_sheet(truth: Examples, candidates: Tensor, title: str, footer: str = "") -> bytes:
+    """A picture of the records over their candidates, closest first, one to one."""
+    matches = greedy(squared_l2(truth.inputs, candidates))
+    shown = torch.full((len(truth), *truth.shape), torch.nan, dtype=torch.float64)
+    back = matches.candidate >= 0
+    shown[back] = candidates[matches.candidate[back]].double()
+    captions = [
+        (name, f"{float(e):.1e}") for name, e in zip(truth.ids, matches.distance, strict=True)
+    ]
+    return draw_sheet(
+        truth.inputs, shown, captions, rows=("record", "squared L2"), title=title, footer=footer,
+        bounds=truth.bounds or (0.0, 1.0),
+    )  # fmt: skip
 
 
 def errors(truth: Examples, candidates: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from remnant.training.stacked import (
     clipped_sum,
     stacked_forward,
     stacked_loss,
+    trained_names,
 )
 from remnant.training.steps import first_state, slots, update
 from remnant.types import Examples, Scaling, Weights
@@ -42,8 +43,9 @@ class SharedRun:
 
     inputs: n x shape, in the model's scale (n may be 0). start: the weights before training, in the
     model's order. rows: one entry a step, None for all records or indices, n and above for the
-    extra ones; K x b where every model has its own order. joint: batch norm takes the statistics of
-    a step's batch, so that its records are passed through the network together.
+    extra ones; K x b where every model has its own order. names: of the parameters that are
+    trained; frozen ones stay as the model has them. joint: batch norm takes the statistics of a
+    step's batch, so that its records are passed through the network together.
     """
 
     model: nn.Module
@@ -101,10 +103,10 @@ def share(
         inputs, labels = fixed.inputs.to(dtype), fixed.labels
     if joint:
         with_own_statistics(mine)
-    own = named(mine)
-    still = [n for n, p in mine.named_parameters() if not p.requires_grad]
-    if still:
-        raise InputError(expected("fleet: parameters", "all trained", f"{still[0]} is frozen"))
+    moved = trained_names(mine)
+    if not moved:
+        raise InputError(expected("fleet: parameters", "some that are trained", "all frozen"))
+    own = {name: value for name, value in named(mine).items() if name in moved}
     start = own if initial is None else {name: initial[name].to(own[name]) for name in own}
     return SharedRun(
         model=mine,

@@ -24,10 +24,11 @@ entries that lie apart is twenty times as fast as over ten that lie together."""
 
 
 def stacked_forward(model: nn.Module) -> Forward:
-    """Batched matrix products for dense networks, `vmap` for any other model."""
-    layers = dense_stack(model)
-    if layers is None:
-        return _mapped(model)
+    """Batched matrix products for dense networks, `vmap` for any other model. Weights are of the
+    parameters that are trained, in the model's order."""
+    layers, names = dense_stack(model), trained_names(model)
+    if layers is None or len(names) < len(list(model.parameters())):
+        return _mapped(model, names)
 
     def forward(weights: Sequence[Tensor], inputs: Tensor, shared: bool) -> Tensor:
         features, left = _columns(inputs, shared), list(weights)
@@ -83,9 +84,12 @@ def dense_stack(model: nn.Module) -> list[nn.Module] | None:
     return layers if plain and linear and layers[0] is linear[0] else None
 
 
-def _mapped(model: nn.Module) -> Forward:
-    names = [name for name, _ in model.named_parameters()]
+def trained_names(model: nn.Module) -> list[str]:
+    """Of the parameters that are not frozen, in the model's order."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
+
+def _mapped(model: nn.Module, names: Sequence[str]) -> Forward:
     def one(weights: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(model, dict(zip(names, weights, strict=True)), (inputs,))
         return outputs
@@ -103,7 +107,7 @@ def check_private(model: nn.Module, recipe: PrivateDescent) -> list[nn.Module]:
     if recipe.sampling < 1:
         raise InputError(expected("private fleet: sampling", "1, full batches", recipe.sampling))
     layers = dense_stack(model)
-    if layers is None:
+    if layers is None or len(trained_names(model)) < len(list(model.parameters())):
         wanted = "dense layers and activations, all trained"
         raise InputError(expected("private fleet: model", wanted, type(model).__name__))
     return layers
