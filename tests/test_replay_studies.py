@@ -110,10 +110,10 @@ def test_shadows_and_batches_repeat_their_cells():
     rows = rows_of("informed-shadows", epochs=4, counts=(30, 60), methods=("ridge",))
     assert [(row["method"], row["shadows"]) for row in rows] == [("ridge", 30), ("ridge", 60)]
     rows = rows_of("informed-batch", epochs=2, lr=0.05, batch_size=20, methods=("ridge",))
-    assert [(row["batch_size"], row["order"]) for row in rows] == [(20, "known"), (20, "unknown")]
+    assert [(row["batch_size"], row["order_known"]) for row in rows] == [(20, True), (20, False)]
     (panel,) = studies.STUDIES["informed-batch"].figures[0].panels(rows)
     assert [line.name for line in panel.lines] == [
-        "ridge, order known", "ridge, order unknown", "oracle",
+        "ridge, order known: True", "ridge, order known: False", "oracle",
     ]  # fmt: skip
 
 

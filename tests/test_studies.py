@@ -74,14 +74,14 @@ TINY = {
         "method records": [("random", 12)], "images": 4, "width": 24, "data": "digits",
     },
     "fine-tuning": {
-        "case attack data": [("dense head", "features", "digits")], "widths": (4,), "epochs": 1,
+        "case attack data": [("dense head", "exact", "digits")], "widths": (4,), "epochs": 1,
         "width": 32, "per_class": 1, "tuning": 5, "inversion": 5,
     },
     "informed-factors": INFORMED | {"factor": ["default"], "methods": ("replay", "ridge")},
     "informed-cnn": INFORMED | {"factor": ["default"], "methods": ("ridge",), "data": "mnist"},
     "informed-shadows": INFORMED | {"counts": (20, 40), "methods": ("ridge",)},
     "informed-batch": INFORMED
-    | {"lr": [0.05], "order": ["known", "unknown"], "batch_size": [10], "methods": ("ridge",)},
+    | {"lr": [0.05], "order_known": [True, False], "batch_size": [10], "methods": ("ridge",)},
     "informed-paper": INFORMED
     | {"counts": (20,), "methods": ("ridge", "reconn of the paper"), "reconn_epochs": 1}
     | {"data": "digits"},

@@ -22,7 +22,14 @@ from remnant.attacks import NTK, Gradient
 from remnant.attacks.kkt import KKT
 from remnant.capturing import capture
 from remnant.experiments import private_descent as private
-from remnant.experiments.informed_targets import Factor, InformedSizes, Released, by_replay
+from remnant.experiments.informed_targets import (
+    Factor,
+    InformedSizes,
+    Released,
+    assumed_run,
+    by_replay,
+    release,
+)
 from remnant.experiments.study import Figure, Rows, Study, listed
 from remnant.experiments.targets import (
     Scene,
@@ -42,7 +49,6 @@ from remnant.seeds import generator_for
 from remnant.sweep.table import Row
 from remnant.training import DecayTime, GradientDescent
 from remnant.training import defences as defend
-from remnant.training.fleet import share, train_fleet
 from remnant.training.private import PerRecord
 from remnant.training.recipes import PrivateDescent
 from remnant.types import Candidates, Examples, Scaling, Status, Target, Weights
@@ -271,30 +277,27 @@ def measure_informed(
     text = dense(examples, 10, options=":elu")
     model = build(text, generator=generator_for(seed, "informed weights"))
     recipe = recipe_under(name, kind, strength, sizes.epochs)
-    if isinstance(recipe, PrivateDescent):
-        run = share(model, known, recipe, scaling=Scaling())
-        weights = private.fleet(model, known, targets, recipe, generator_for(seed, "training"))
-        guess = private.by_replay(run, weights, targets, sizes.evaluations)
+    private_one = isinstance(recipe, PrivateDescent)
+    scene = Released(
+        factor=Factor(order_known=kind != "mini-batches"), fixed=known, targets=targets,
+        public=known, rest=test, text=text, model=model, recipe=recipe, released={}, seed=seed,
+    )  # fmt: skip
+    scene = release(scene, "training" if private_one else "order")
+    weights = scene.released
+    if private_one:
+        guess = private.by_replay(assumed_run(scene), weights, targets, sizes.evaluations)
         status = str(Status.INCONCLUSIVE)
     else:
-        trained = train_fleet(
-            model, known, targets.inputs, targets.labels, recipe,
-            scaling=Scaling(), generator=generator_for(seed, "order"),
-        )  # fmt: skip
         initial = {name: p.detach() for name, p in model.named_parameters()}
         each = [
             perturbed(
-                kind, strength, {n: w[k] for n, w in trained.items()},
+                kind, strength, {n: w[k] for n, w in weights.items()},
                 generator_for(seed + k, "defence"), since=initial,
             )
             for k in range(len(targets))
         ]  # fmt: skip
-        weights = {name: torch.stack([one[name] for one in each]) for name in trained}
-        scene = Released(
-            factor=Factor(order_known=kind != "mini-batches"), fixed=known, targets=targets,
-            public=known, rest=test, text=text, model=model, recipe=recipe, released=weights,
-            seed=seed,
-        )  # fmt: skip
+        weights = {name: torch.stack([one[name] for one in each]) for name in weights}
+        scene = replace(scene, released=weights)
         guess, figures = by_replay(scene, InformedSizes(evaluations=sizes.evaluations))
         status = f"{figures['certified']} certified"
     return {

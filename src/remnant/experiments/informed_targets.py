@@ -172,11 +172,12 @@ def make_released(sizes: InformedSizes, factor: Factor, examples: Examples, seed
     return release(scene)
 
 
-def release(scene: Released) -> Released:
-    """The scene with a model trained for each target."""
+def release(scene: Released, drawn: str = "order") -> Released:
+    """The scene with a model trained for each target. drawn: the purpose of what is drawn, the
+    order of batches or the noise."""
     released = train_fleet(
         scene.model, scene.fixed, scene.targets.inputs, scene.targets.labels, scene.recipe,
-        scaling=Scaling(), generator=generator_for(scene.seed, "order"),
+        scaling=Scaling(), generator=generator_for(scene.seed, drawn),
     )  # fmt: skip
     return replace(scene, released=released)
 

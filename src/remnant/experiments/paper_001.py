@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -181,15 +181,6 @@ def measure_factor(
     return rows
 
 
-def measure_batch(
-    examples: Examples, *, lr: float, batch_size: int, order: str, **asked: Any
-) -> Rows:
-    """Figure 7: the order of batches known or not."""
-    changes = {"lr": lr, "momentum": 0.0, "batch_size": batch_size}
-    changes["order_known"] = order == "known"
-    return measure_factor(examples, changes=changes, **asked)
-
-
 def measure_changed(examples: Examples, **asked: Any) -> Rows:
     """`measure_factor` where what a `Factor` says is varied by itself."""
     own = {field.name for field in fields(Factor)} - {field.name for field in fields(InformedSizes)}
@@ -199,8 +190,7 @@ def measure_changed(examples: Examples, **asked: Any) -> Rows:
 
 
 BASE: Mapping[str, Any] = {
-    "methods": ("replay", "ridge", "reconn"), "records": 500, "width": 10, "shadows": 1000,
-    "targets": 6, "epochs": 50, "evaluations": 80, "reconn_epochs": 30, "data": "mnist",
+    "methods": ("replay", "ridge", "reconn"), "data": "mnist", **asdict(InformedSizes()),
 }  # fmt: skip
 QUICK: Mapping[str, Any] = {
     "records": 150, "targets": 4, "epochs": 15, "evaluations": 52, "reconn_epochs": 10,
@@ -257,17 +247,18 @@ STUDIES: Mapping[str, Study] = {
     ),
     "informed-batch": Study(
         title="One unknown record: error against the batch size",
-        measure=measure_batch,
+        measure=measure_changed,
         settings={
-            "lr": [0.01, 0.2], "order": ["known", "unknown"], "batch_size": [64, 128, 256, 501],
+            "lr": [0.01, 0.2], "order_known": [True, False], "batch_size": [64, 128, 256, 501],
             "factor": "default", **BASE, "methods": ("replay", "ridge"), "shadows": 300,
-            "epochs": 20,
+            "epochs": 20, "momentum": 0.0,
         },
         quick={**QUICK, "lr": [0.05], "batch_size": [50, 151], "targets": 3, "epochs": 5},
-        columns=("lr", "order", "batch_size", "method", *CRITERIA),
+        columns=("lr", "order_known", "batch_size", "method", *CRITERIA),
         figures=(
             errors_over(
-                "batch_size", "batch size", "learning rate {lr}", "{method}, order {order}"
+                "batch_size", "batch size", "learning rate {lr}",
+                "{method}, order known: {order_known}",
             ),
         ),
     ),
