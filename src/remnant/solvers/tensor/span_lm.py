@@ -1,9 +1,9 @@
 """Exact recovery of a batch from one gradient of a network with one smooth hidden layer.
 
 The first layer's gradient gives the records' number and span (`spans`). Moments in the span
-(`stein`) and their components (`jennrich`) give directions; norms come from the moments or from the
-bias' 1. Levenberg-Marquardt on the exact equations (`span_equations`) finishes. That the equations
-hold to rounding, far more of them than unknowns, certifies the answer without the truth.
+(`stein`) and their components (`components`) give directions; norms come from the moments or from
+the bias' 1. Levenberg-Marquardt on the exact equations (`span_equations`) finishes. That the
+equations hold to rounding, far more of them than unknowns, certifies the answer without the truth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from remnant.solvers import spans
 from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.numerics import slope_at
 from remnant.solvers.spans import count_records
-from remnant.solvers.tensor.jennrich import component_weights, decompose
+from remnant.solvers.tensor.components import component_weights, decompose
 from remnant.solvers.tensor.span_equations import (
     Equations,
     Point,

@@ -2,7 +2,7 @@
 
 f(x) = sum_j a_j s(w_j.x) + M with a_j = 1/m and Gaussian w_j. Span from a second moment (or a
 contracted third, Remark 3), third moment in the span (fourth for piecewise linear activations,
-Remark 4), its components (`jennrich`), then signs, norms and residuals from all moments together.
+Remark 4), its components (`components`), then signs, norms and residuals from all moments together.
 The error falls as sqrt(d / m): `span_lm` goes from such a start to rounding.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from remnant.errors import InputError, expected
-from remnant.solvers.tensor.jennrich import component_weights, decompose
+from remnant.solvers.tensor.components import component_weights, decompose
 from remnant.solvers.tensor.stein import (
     Activation,
     coefficient,

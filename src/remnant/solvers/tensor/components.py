@@ -36,10 +36,10 @@ def decompose(
     if size == 1:
         return Components(directions=torch.ones(1, 1, dtype=torch.float64), off=0.0)
     matrices = torch.cat([_contract(t, None, projections, generator) for t in stacks])
-    inverse = diagonalise(matrices, generator=generator)
+    inverse = diagonalise(matrices, torch.eye(size, dtype=matrices.dtype))
     # Rows of `inverse` are dual to the components: contracting with one leaves one component.
     matrices = torch.cat([_contract(t, inverse, projections, generator) for t in stacks])
-    better = _ffdiag(matrices, inverse)
+    better = diagonalise(matrices, inverse)
     directions = normalize(torch.linalg.inv(better).T, dim=1)
     return Components(directions=directions, off=_off(matrices, better))
 
@@ -65,36 +65,6 @@ def _contract(
     return stack
 
 
-def diagonalise(matrices: Tensor, *, generator: torch.Generator, starts: int = 10) -> Tensor:
-    """V (B x B) such that V M V^T is nearly diagonal for every M (L x B x B, symmetric).
-
-    Starts: eigenvectors of M1 M2^-1 for random mixtures (Jennrich), the one with the least off the
-    diagonal, then FFDIAG from there.
-    """
-    best, lowest = torch.eye(matrices.shape[-1], dtype=matrices.dtype), float("inf")
-    for _ in range(starts):
-        mix = torch.randn(2, len(matrices), generator=generator, dtype=matrices.dtype)
-        one, two = torch.einsum("tl,lab->tab", mix, matrices)
-        ratio, fault = torch.linalg.solve_ex(two, one, left=False)
-        if bool(fault) or not bool(ratio.isfinite().all()):  # records that nothing tells apart
-            continue
-        values, vectors = torch.linalg.eig(ratio)
-        real = _real_basis(values, vectors)
-        if float(torch.linalg.cond(real)) > 1e12:
-            continue
-        inverse = torch.linalg.inv(real)
-        score = _off(matrices, inverse)
-        if score < lowest:
-            best, lowest = inverse, score
-    return _ffdiag(matrices, best)
-
-
-def _real_basis(values: Tensor, vectors: Tensor) -> Tensor:
-    """Real columns with the eigenvectors' span: of a conjugate pair, real and imaginary part."""
-    real = torch.where(values.imag < 0, vectors.imag, vectors.real)
-    return normalize(real, dim=0)
-
-
 def _scaled(matrices: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """V M V^T with V's rows scaled so that every diagonal has unit energy over the matrices."""
     turned = inverse @ matrices @ inverse.T
@@ -108,8 +78,12 @@ def _off(matrices: Tensor, inverse: Tensor) -> float:
     return float(1 - turned.diagonal(dim1=1, dim2=2).square().sum() / total)
 
 
-def _ffdiag(matrices: Tensor, inverse: Tensor, iterations: int = 100) -> Tensor:
-    """FFDIAG (Ziehe et al. 2004): V <- (I + W) V, W from the linearised off-diagonal energy."""
+def diagonalise(matrices: Tensor, inverse: Tensor, iterations: int = 100) -> Tensor:
+    """V (B x B) such that V M V^T is nearly diagonal for every M (L x B x B, symmetric).
+
+    FFDIAG (Ziehe et al. 2004) from `inverse`: V <- (I + W) V with W from the linearised
+    off-diagonal energy.
+    """
     best, lowest = inverse, float("inf")
     eye = torch.eye(len(inverse), dtype=inverse.dtype)
     for _ in range(iterations):
