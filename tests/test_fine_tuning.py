@@ -75,7 +75,7 @@ def test_images_come_back_from_wide_features_before_the_last_relu():
     truth = digits().inputs[:3] - 0.3
     with torch.no_grad():
         features = backbone(truth).flatten(1)
-    settings = FeatureInversion(evaluations=150, starts=2, roughness=0.0)
+    settings = FeatureInversion(evaluations=150, roughness=0.0)
     found, misfit = invert_by_descent(
         backbone, features, settings, shape=(1, 8, 8), generator=seeded(0), bounds=(-0.3, 0.7)
     )

@@ -23,11 +23,10 @@ from remnant.solvers.numerics import minimise
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureInversion:
-    """Settings of the descent, L-BFGS from several starts; the least misfit is kept."""
+    """Settings of the descent, L-BFGS from near zero, the mean of the model's inputs."""
 
     evaluations: int = 300
-    starts: int = 1  # one at zero (the mean of the model's inputs), the others about it
-    image_std: float = 0.3
+    image_std: float = 0.01  # of the start: at zero itself units without a bias have no slope
     roughness: float = 0.2  # weight of the mean absolute difference of neighbouring pixels
     box: float = 0.01  # weight of the squared excess over the pixel box
     # Share of a record's largest feature below which one is silent: rounding must not pass for a
@@ -35,7 +34,7 @@ class FeatureInversion:
     silent: float = 1e-4
 
     def __post_init__(self) -> None:
-        for name, low in (("evaluations", 1), ("starts", 1), ("roughness", 0), ("box", 0)):
+        for name, low in (("evaluations", 1), ("roughness", 0), ("box", 0)):
             got = getattr(self, name)
             if not got >= low:
                 raise InputError(expected(f"feature inversion: {name}", f"{low} or more", got))
@@ -53,13 +52,11 @@ def invert_by_descent(
     """Inputs k x shape (model's scale) whose features come near `features` (k x f), and for each
     the squared misfit over |features|^2. bounds: the pixel box."""
     like = next(backbone.parameters())
-    k, count = len(features), settings.starts
-    wanted = features.detach().to(like).flatten(1).repeat(count, 1)  # all records, start by start
+    wanted = features.detach().to(like).flatten(1)
     size = wanted.square().sum(1).clamp(min=1e-30)
-    start = settings.image_std * normal(count * k, shape, generator)
-    start[:k] = 0
+    start = (settings.image_std * normal(len(features), shape, generator)).to(like)
     backbone = copy.deepcopy(backbone)  # it is watched
-    misfit = _misfit(backbone, start[:1].to(like), settings.silent)
+    misfit = _misfit(backbone, start[:1], settings.silent)
     box = None if bounds is None else [torch.as_tensor(end).to(like) for end in bounds]
 
     def objective(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,15 +67,12 @@ def invert_by_descent(
         return value.detach(), torch.autograd.grad(value.sum(), at)[0].flatten(1)
 
     with task("images from features", settings.evaluations) as step:
-        found = minimise(
-            objective, start.to(like).flatten(1), evaluations=settings.evaluations, each=step
-        )
-    rows = found.values.view(count, k).argmin(0) * k + torch.arange(k)
-    inputs = found.points.view(-1, *shape)[rows]
+        found = minimise(objective, start.flatten(1), evaluations=settings.evaluations, each=step)
+    inputs = found.points.view(-1, *shape)
     if box is not None:
         inputs = inputs.clamp(*box)
     with torch.no_grad():
-        left = (backbone(inputs).flatten(1) - wanted[:k]).square().sum(1) / size[:k]
+        left = (backbone(inputs).flatten(1) - wanted).square().sum(1) / size
     return inputs, left
 
 
