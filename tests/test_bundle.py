@@ -38,6 +38,13 @@ def test_there_and_back():
     assert again.attacks[2].finding is None
 
 
+def test_fields_that_came_later_may_be_missing():
+    values = json.loads(audit()[0].to_json())
+    for name in ("membership", "privacy", "notes"):
+        del values[name]
+    assert Audit.from_json(json.dumps(values)).to_json() == audit()[0].to_json()
+
+
 def test_no_nan_reaches_the_file():
     whole, _, _ = audit()
     odd = replace(whole, target={"loss": math.nan, "deep": [{"x": math.inf}]})

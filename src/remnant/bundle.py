@@ -118,6 +118,8 @@ class Audit:
         misfit = f"audit: fields do not fit {AUDIT_SCHEMA}"
         with one_fault(f"{misfit}: "):
             made: Audit = TypeAdapter(cls).validate_python(values)
-        if asdict(made) != values:  # what is missing was filled in, what is unknown is left out
+        # An audit's own fields may be missing, since some came later: these have defaults. What is
+        # unknown was left out, what an attack lacks was filled in.
+        if asdict(made) != asdict(made) | values:
             raise InputError(f"{misfit}: some are missing or unknown")
         return made
