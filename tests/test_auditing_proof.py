@@ -299,10 +299,12 @@ def test_identical_records_are_all_listed():
     twins = replace(SIDES.train, inputs=SIDES.train.inputs.clone())
     twins.inputs[1] = twins.inputs[0]
     case = case_of(truth=twins)
-    back = found_in(case, twins.inputs[:1])
+    back = replace(found_in(case, twins.inputs[:1]), labels=torch.tensor([7]))
     finding = proved(case, "ntk", back, strangers_of(case))
     rows = [row for row in finding.per_record if row["claimed"]]
     assert {row["id"] for row in rows} == set(twins.ids[:2])
+    told = {row["id"]: row["found_label"] for row in finding.per_record}
+    assert told == dict.fromkeys(twins.ids) | dict.fromkeys(twins.ids[:2], 7)
     assert all(row["correlation"] > 0.99 and row["candidate"] == 0 for row in rows)
     assert finding.summary["proof"]["claimed"] == 2
 
