@@ -260,6 +260,7 @@ def test_a_bound_stands_beside_its_measurement():
     broken = row.bound | {"gamma": {"a": 0.9, "b": 0.5}, "violated": True}
     assert bound_data(replace(audit()[0].attacks[0], bound=broken)).broken
     assert bound_data(replace(row, bound=None)) is None
+    assert bound_data(replace(row, bound={"epsilon": 8.0, "gamma": 0.25})) is None
 
 
 def test_features_stand_beside_their_truth(tmp_path):

@@ -173,17 +173,16 @@ def exposure_data(finding: Finding) -> Exposure | None:
 def bound_data(row: Attacked) -> Bound | None:
     """The bound, by its name where there are several, beside what was measured: its own success,
     which may be another than the verdict's."""
-    held = row.bound
-    measured = next(iter(rates(row)), None)
-    if held is None or measured is None:
-        return None
-    own = held["measured"]
-    count, low, high = int(own["count"]), float(own["low"]), float(own["high"])
-    values = [(str(name), number(value)) for name, value in held["gamma"].items()]
+    held, measured = row.bound or {}, next(iter(rates(row)), None)
+    own, named = held.get("measured"), held.get("gamma")
+    if measured is None or not isinstance(own, Mapping) or not isinstance(named, Mapping):
+        return None  # none was said, or by a file that lacks it
+    count, low, high = (number(own.get(key)) or 0.0 for key in ("count", "low", "high"))
+    values = [(str(name), number(value)) for name, value in named.items()]
     keys = ("epsilon", "delta", "correlation", "kappa")
     known = [(key, number(held.get(key))) for key in keys]
     return Bound(
-        measured=replace(measured, count=count, low=low, high=high),
+        measured=replace(measured, count=int(count), low=low, high=high),
         bounds=tuple((name, value) for name, value in values if value is not None),
         words=", ".join(f"{key} = {value:.3g}" for key, value in known if value is not None),
         text=str(held.get("text") or ""),
