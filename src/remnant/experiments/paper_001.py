@@ -26,7 +26,6 @@ from remnant.experiments.informed_targets import (
     CNN_FACTORS,
     FACTORS,
     LEARNED,
-    Factor,
     InformedSizes,
     Released,
     assumed_run,
@@ -148,16 +147,18 @@ def sheet_of(scene: Released, guess: Tensor, title: str) -> bytes:
 
 def measure_factor(
     examples: Examples, *, factor: str, methods: Sequence[str], seed: int,
-    counts: Sequence[int] = (), cnn: bool = False, changes: Mapping[str, Any] | None = None,
-    sheets: bool = False, **sizes: int,
+    counts: Sequence[int] = (), cnn: bool = False, sheets: bool = False, **asked: Any,
 ) -> Rows:  # fmt: skip
     """A row for each method (and number of shadows: those of `counts` that are fewer than all, and
-    all): errors beside the oracle's. sheets: a picture with each."""
+    all): errors beside the oracle's. sheets: a picture with each. asked: of the sizes, and whatever
+    else a `Factor` says in place of what it says itself."""
     known = ("replay", *LEARNED)
     if unknown := [method for method in methods if method not in known]:
         raise InputError(expected("--methods", " or ".join(known), repr(unknown[0])))
-    table, size = CNN_FACTORS if cnn else FACTORS, InformedSizes(**sizes)
-    scene = make_released(size, replace(table[factor], **(changes or {})), examples, seed)
+    table, own = CNN_FACTORS if cnn else FACTORS, {field.name for field in fields(InformedSizes)}
+    size = InformedSizes(**{name: value for name, value in asked.items() if name in own})
+    changes = {name: value for name, value in asked.items() if name not in own}
+    scene = make_released(size, replace(table[factor], **changes), examples, seed)
     scale = yardstick(scene, good_classifier(examples, size, seed))
     began = time.process_time()
     shadows = train_shadows(scene) if any(method in LEARNED for method in methods) else {}
@@ -172,21 +173,13 @@ def measure_factor(
             else:
                 guess, figures = LEARNED[method](scene, shadows, count, size)
             spent = time.process_time() - began + training * count / max(1, len(scene.public))
-            row: Row = {"method": method, "shadows": count} | scale(guess) | figures
+            row: Row = changes | {"method": method, "shadows": count} | scale(guess) | figures
             if sheets:
                 title = f"{method}, {count} shadow models"
                 name = f"sheet-{method.replace(' ', '-')}-{count}-{seed}.png"
                 row["files"] = {name: sheet_of(scene, guess, title)}
             rows.append(row | {"cpu_seconds": round(spent, 2)})
     return rows
-
-
-def measure_changed(examples: Examples, **asked: Any) -> Rows:
-    """`measure_factor` where what a `Factor` says is varied by itself."""
-    own = {field.name for field in fields(Factor)} - {field.name for field in fields(InformedSizes)}
-    changes = {name: asked.pop(name) for name in own & asked.keys()}
-    rows = measure_factor(examples, changes=changes, **asked)
-    return [changes | row for row in rows]
 
 
 BASE: Mapping[str, Any] = {
@@ -247,7 +240,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "informed-batch": Study(
         title="One unknown record: error against the batch size",
-        measure=measure_changed,
+        measure=measure_factor,
         settings={
             "lr": [0.01, 0.2], "order_known": [True, False], "batch_size": [64, 128, 256, 501],
             "factor": "default", **BASE, "methods": ("replay", "ridge"), "shadows": 300,
@@ -290,7 +283,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "informed-starts": Study(
         title="One unknown record: rate, momentum, and the start of training known or not",
-        measure=measure_changed,
+        measure=measure_factor,
         settings={
             "factor": "default", **BASE, "methods": ("ridge",), "initial_known": [True, False],
             "lr momentum": [(0.01, 0.0), (0.01, 0.9), (0.2, 0.0), (0.2, 0.9)],
@@ -314,7 +307,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "informed-optimiser": Study(
         title="One unknown image: optimiser, fixed set and epochs, beside membership",
-        measure=measure_changed,
+        measure=measure_factor,
         settings={
             "factor": "default", **BASE, "methods": ("ridge",), "cnn": True,
             "adam lr": [(False, 0.01), (True, 0.002)], "records": [30, 60],

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from remnant.bounds import (
     from_renyi,
     noise_for_epsilon,
 )
+from remnant.experiments.informed_targets import Factor, Released, assumed_run, release
 from remnant.experiments.study import Figure, Rows, Study
 from remnant.experiments.targets import dense, draw_parts
 from remnant.models import build
@@ -38,11 +41,11 @@ from remnant.solvers.replay.run import Observation, misfit
 from remnant.solvers.replay.solve import class_starts
 from remnant.sweep.table import Row
 from remnant.training import accuracy
-from remnant.training.fleet import SharedRun, share, train_fleet
+from remnant.training.fleet import SharedRun
 from remnant.training.private import privacy
 from remnant.training.recipes import PrivateDescent
 from remnant.training.stacked import stacked_forward
-from remnant.types import Examples, Scaling, Weights
+from remnant.types import Examples, Weights
 
 CLIP_ONLY, NO_DP = "clip only", "no DP"
 
@@ -62,13 +65,15 @@ def measure_private(
     recipe = recipe_for(budget, lr=lr, momentum=momentum, steps=steps, clip=clip)
     text = dense(examples, width, options=":elu")
     model = build(text, generator=generator_for(seed, "weights"))
-    run = share(model, known, recipe, scaling=Scaling())
-    released = fleet(model, known, unknown, recipe, generator_for(seed, f"noise {budget}"))
-    drawn = generator_for(seed, f"shadows {recipe.noise:g}")
-    shadow = fleet(model, known, public, recipe, drawn)
+    scene = Released(
+        factor=Factor(), fixed=known, targets=unknown, public=public, rest=tested, text=text,
+        model=model, recipe=recipe, released={}, seed=seed,
+    )  # fmt: skip
+    run, released = assumed_run(scene), release(scene, f"noise {budget}").released
+    fleet = release(replace(scene, targets=public), f"shadows {recipe.noise:g}").released
     guesses = {
         "replay": by_replay(run, released, unknown, evaluations).clamp(0, 1),
-        "ridge": by_ridge(shadow, public, released, unknown),
+        "ridge": by_ridge(run, fleet, public, released, unknown),
     }
     truth, pool = unknown.inputs, torch.cat([known.inputs, public.inputs])
     nearest = nearest_public(truth, pool)[1] / truth[0].numel()
@@ -87,16 +92,6 @@ def measure_private(
     better = max(row["replay_near"], row["ridge_near"])
     row |= promises(recipe, public, near, better, len(truth), candidates)
     return [row | {"cpu_seconds": round(time.process_time() - began, 2)}]
-
-
-def fleet(
-    model: nn.Module, known: Examples, last: Examples, recipe: PrivateDescent,
-    generator: torch.Generator,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Weights of one model for each of the last records, trained on the known ones and it."""
-    return train_fleet(
-        model, known, last.inputs, last.labels, recipe, scaling=Scaling(), generator=generator
-    )
 
 
 def recipe_for(
@@ -152,16 +147,14 @@ def replay_private(
         return minimise(objective, starts, evaluations=evaluations, each=step).points
 
 
-def by_ridge(shadow: Weights, public: Examples, released: Weights, targets: Examples) -> Tensor:
+def by_ridge(
+    run: SharedRun, shadows: Weights, public: Examples, released: Weights, targets: Examples
+) -> Tensor:
     """k x shape, learned from shadow models that were trained with each public record."""
-    learned = fit_per_label(seen(shadow), public.inputs, public.labels)
+    seen = partial(Observation().seen, run)
+    learned = fit_per_label(seen(shadows), public.inputs, public.labels)
     guess, _ = learned(seen(released), targets.labels)
     return guess.float().clamp(0, 1)
-
-
-def seen(weights: Mapping[str, Tensor]) -> Tensor:
-    """k x q: all the weights of k models."""
-    return torch.cat([w.flatten(1) for w in weights.values()], 1)
 
 
 def promises(
