@@ -1,7 +1,7 @@
 """Symmetric tensors as sums of powers, by simultaneous diagonalisation.
 
-Kuleshov, Chaganty, Liang (2015), Algorithm 1: contract the tensor with L random vectors,
-diagonalise the L matrices at once, then again with vectors that single out one component each.
+Kuleshov, Chaganty, Liang (2015): contract the tensor with L random vectors and diagonalise the L
+matrices at once. (A second round, with vectors that single out one component each, gained nothing.)
 """
 
 from __future__ import annotations
@@ -35,19 +35,14 @@ def decompose(
     size = stacks[0].shape[-1]
     if size == 1:
         return Components(directions=torch.ones(1, 1, dtype=torch.float64), off=0.0)
-    matrices = torch.cat([_contract(t, None, projections, generator) for t in stacks])
-    inverse = diagonalise(matrices, torch.eye(size, dtype=matrices.dtype))
-    # Rows of `inverse` are dual to the components: contracting with one leaves one component.
-    matrices = torch.cat([_contract(t, inverse, projections, generator) for t in stacks])
-    better = diagonalise(matrices, inverse)
-    directions = normalize(torch.linalg.inv(better).T, dim=1)
-    return Components(directions=directions, off=_off(matrices, better))
+    matrices = torch.cat([_contract(t, projections, generator) for t in stacks])
+    inverse = diagonalise(matrices)
+    directions = normalize(torch.linalg.inv(inverse).T, dim=1)
+    return Components(directions=directions, off=_off(matrices, inverse))
 
 
-def _contract(
-    stack: Tensor, vectors: Tensor | None, projections: int, generator: torch.Generator
-) -> Tensor:
-    """Matrices that share the directions: the stack along L random vectors, or along those given.
+def _contract(stack: Tensor, projections: int, generator: torch.Generator) -> Tensor:
+    """Matrices that share the directions: the stack along L random vectors.
 
     A fourth-order tensor, as a matrix on pairs, is sum_i weight_i (u_i u_i^T)(u_i u_i^T)^T: its B
     leading eigenvectors are mixtures of the u_i u_i^T and leave the rest, noise, behind.
@@ -59,8 +54,7 @@ def _contract(
         leading = torch.gather(pairs * values[:, None], 2, top[:, None].expand(-1, size**2, -1))
         return leading.mT.reshape(-1, size, size)
     if stack.ndim == 4:
-        if vectors is None:
-            vectors = torch.randn(projections, size, generator=generator, dtype=stack.dtype)
+        vectors = torch.randn(projections, size, generator=generator, dtype=stack.dtype)
         return torch.einsum("kabc,lc->klab", stack, normalize(vectors, dim=1)).flatten(0, 1)
     return stack
 
@@ -78,14 +72,14 @@ def _off(matrices: Tensor, inverse: Tensor) -> float:
     return float(1 - turned.diagonal(dim1=1, dim2=2).square().sum() / total)
 
 
-def diagonalise(matrices: Tensor, inverse: Tensor, iterations: int = 100) -> Tensor:
+def diagonalise(matrices: Tensor, iterations: int = 100) -> Tensor:
     """V (B x B) such that V M V^T is nearly diagonal for every M (L x B x B, symmetric).
 
-    FFDIAG (Ziehe et al. 2004) from `inverse`: V <- (I + W) V with W from the linearised
+    FFDIAG (Ziehe et al. 2004) from the identity: V <- (I + W) V with W from the linearised
     off-diagonal energy.
     """
-    best, lowest = inverse, float("inf")
-    eye = torch.eye(len(inverse), dtype=inverse.dtype)
+    inverse = best = eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
+    lowest = float("inf")
     for _ in range(iterations):
         turned, inverse = _scaled(matrices, inverse)
         diagonal = turned.diagonal(dim1=1, dim2=2)  # L x B
