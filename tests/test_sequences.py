@@ -100,6 +100,18 @@ def weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def test_noise_at_every_place_leaves_texts_as_long_as_the_positions():
+    model, rows = plain(), texts()
+    draw = torch.Generator().manual_seed(3)
+    gradient = {
+        name: g + 1e-3 * g.std() * torch.randn(g.shape, generator=draw)
+        for name, g in capture(model, "ce", examples(rows)).items()
+    }
+    found = attacked(model, gradient=gradient)
+    assert found.status is Status.INCONCLUSIVE
+    assert found.inputs.shape[1] <= 49
+
+
 @pytest.mark.parametrize(
     "make", [gpt2, untied, llama, plain, lambda: plain(norm_first=False), lambda: gpt2(seed=5)]
 )

@@ -21,7 +21,7 @@ from remnant.attacks.outcome import (
     worst_of,
 )
 from remnant.evidence import stored_precision
-from remnant.models.tokens import is_causal, longest_of
+from remnant.models.tokens import is_causal
 from remnant.solvers.sequence.certificate import replayed
 from remnant.solvers.sequence.encoders import recover_texts
 from remnant.solvers.sequence.families import read_layout
@@ -88,8 +88,7 @@ def from_decoder(
     target: Target, layout: Layout, held: Held, generator: torch.Generator
 ) -> Candidates:
     """Texts of a causal language model."""
-    longest = longest_of(held.model)
-    found = recover_sequences(held, layout, longest=longest, tolerances=LIMITS, generator=generator)
+    found = recover_sequences(held, layout, tolerances=LIMITS, generator=generator)
     if found.refused:
         return nothing(target, Status.NOT_APPLICABLE, found.stopped)
     if held.change and found.flows and not found.proved:

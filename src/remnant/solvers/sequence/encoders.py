@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from remnant.models.tokens import longest_of
-from remnant.solvers.sequence.layouts import Layout, centred, entering, normed
+from remnant.solvers.sequence.layouts import Layout, centred, entering, longest_text, normed
 from remnant.solvers.sequence.states import States, Unordered, read_states, stood_together
 from remnant.solvers.sequence.tolerances import Tolerances
 from remnant.types import Evidence
@@ -49,9 +48,7 @@ def read_tables(model: nn.Module, layout: Layout, most: int) -> tuple[Tensor, Te
     named = dict(model.named_parameters())
     if layout.embedding is None:
         return "texts, but no embedding of tokens was recognised"
-    length = min(most, longest_of(model))
-    if layout.positions is not None:
-        length = min(length, named[layout.positions].shape[-2] - layout.first_position)
+    length = min(most, longest_text(model, layout))
     words = torch.arange(len(named[layout.embedding]))
     row = torch.ones(1, length, dtype=torch.int64)
     tokens, places = entering(model, layout, words[:, None])[:, 0], entering(model, layout, row)[0]

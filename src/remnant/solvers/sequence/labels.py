@@ -237,21 +237,6 @@ def counts_of(weights: Sequence[float], tolerances: Tolerances) -> list[int]:
     return [1] * len(weights)
 
 
-def snapped(flows: Flows, weights: Sequence[float], tolerances: Tolerances) -> Flows:
-    """The flows in whole units of the smallest sequence's weight, where all are near such; a prompt
-    without a loss has none. Otherwise as they are: they were weighted in some other way."""
-    unit = min(weights, default=0.0)
-    if unit <= 0:
-        return flows
-    whole: Flows = {}
-    for prefix, after in flows.items():
-        ratios = {token: weight / unit for token, weight in after.items()}
-        if any(abs(r - round(r)) > tolerances.whole * max(1.0, r) for r in ratios.values()):
-            return flows
-        whole[prefix] = {token: float(round(r)) for token, r in ratios.items() if round(r)}
-    return whole
-
-
 def alike_flows(texts: Sequence[Text]) -> Flows:
     """The flows of texts whose tokens all count alike."""
     flows: Flows = {}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from remnant.models.tokens import longest_of
 from remnant.types import Weights
 
 Kind = Literal["decoder", "encoder", "vision"]
@@ -172,6 +173,15 @@ def entering(model: nn.Module, layout: Layout, tokens: Tensor) -> Tensor:
     finally:
         hook.remove()
     return torch.cat(kept)
+
+
+def longest_text(model: nn.Module, layout: Layout) -> int:
+    """How many tokens a text may have: as the configuration says, and no more than positions."""
+    most = longest_of(model)
+    if layout.positions is None:
+        return most
+    table = dict(model.named_parameters())[layout.positions]
+    return min(most, table.shape[-2] - layout.first_position)
 
 
 def centred(rows: Tensor) -> Tensor:

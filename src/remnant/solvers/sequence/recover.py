@@ -16,9 +16,8 @@ from remnant.solvers.sequence.labels import (
     counts_of,
     find_labels,
     sequences_of,
-    snapped,
 )
-from remnant.solvers.sequence.layouts import Layout, Linear
+from remnant.solvers.sequence.layouts import Layout, Linear, longest_text
 from remnant.solvers.sequence.prefixes import Text, find_tokens, grow
 from remnant.solvers.sequence.spans import Decompositions, InputSpan, input_span
 from remnant.solvers.sequence.tolerances import Tolerances
@@ -79,11 +78,10 @@ def recover_sequences(
     held: Held,
     layout: Layout,
     *,
-    longest: int,
     tolerances: Tolerances,
     generator: torch.Generator,
 ) -> Recovery:
-    """The sequences (of up to `longest` tokens) whose mean loss has this gradient, at any scale.
+    """The sequences whose mean loss has this gradient, at any scale.
 
     Where that proves nothing, at growing levels of noise until all is proved, or of all levels the
     one whose texts leave least unexplained. So nothing has to be known of how far weights drifted
@@ -92,6 +90,7 @@ def recover_sequences(
     """
     rounding = held.rounding
     places = used_places(held.vector, layout, rounding)
+    longest = longest_text(held.model, layout)
     decoder = read_decoder(held.model, layout, min(longest, (places or longest) + 1))
     if isinstance(decoder, str):
         return Recovery(stopped=decoder, refused=True)
@@ -224,11 +223,8 @@ def _concluded(
         return Recovery(texts=leaves, counts=[1] * len(leaves), tokens=certain, stopped=labels)
     flows, smoothing = labels
     texts, weights = sequences_of(flows, tolerances)
-    flows = snapped(flows, weights, tolerances)
-    again, level = (
-        compare(vector, gradient_of(model, flows, smoothing)),
-        held.proven_below(tolerances),
-    )
+    again = compare(vector, gradient_of(model, flows, smoothing))
+    level = held.proven_below(tolerances)
     if again.error > level:  # noise may be in the weights alone
         alike = alike_flows(texts)
         other = compare(vector, gradient_of(model, alike, smoothing))
