@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """What a command ends with; EXPOSED and INCONCLUSIVE only where `--gate` asks for a verdict,
-    NOT_APPLICABLE of an attack that there is none of here."""
+    """What a command ends with. EXPOSED and INCONCLUSIVE: only where `--gate` asks for a verdict.
+    NOT_APPLICABLE: of `reconstruct`, where the attack's adversary does not exist here."""
 
     DONE = 0
     BAD_INPUT = 2

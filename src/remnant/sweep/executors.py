@@ -50,8 +50,8 @@ _joined: list[str] = []  # the Ray cluster that this process is on
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """deaths: workers that may die in a row, none of them having finished anything. answer: seconds
-    that a scheduler may take to answer."""
+    """deaths: how often in a row workers may die before any task is finished. answer: seconds that
+    a scheduler may take to answer."""
 
     deaths: int = 3
     answer: float = 15

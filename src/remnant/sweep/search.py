@@ -89,9 +89,9 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Searched:
-    """best: the answer of this process's trials and the attack's own settings. disclosed: every
-    trial, how many failed or were pruned, and what was chosen by what. seconds: of the trials,
-    CPU."""
+    """best: the candidates of the search, from this process's trials and the attack's own settings.
+    disclosed: every trial, how many failed or were pruned, which was chosen, and by which value.
+    seconds: CPU time of the trials."""
 
     best: Candidates
     disclosed: Mapping[str, Any]

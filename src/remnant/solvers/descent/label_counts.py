@@ -1,5 +1,5 @@
-"""How often each class occurs in a batch, from the gradient of the output layer; or among the
-records of a short training, from what that changed the output layer by."""
+"""How often each class occurs: in a batch, from the gradient of the output layer; among the records
+of a short training, from how far the output layer moved."""
 
 from __future__ import annotations
 

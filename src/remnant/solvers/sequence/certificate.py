@@ -19,8 +19,9 @@ from remnant.types import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """error: the part of what is held that the gradient computed again leaves, at the best common
-    scale (a clipped gradient is the same but for its scale)."""
+    """How well a gradient that was computed again explains the one that is held. scale: the factor
+    by which it fits best, since a clipped gradient is the same but for its scale. error: the norm
+    of what it leaves then, relative."""
 
     error: float
     scale: float

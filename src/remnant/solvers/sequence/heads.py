@@ -24,9 +24,12 @@ from remnant.types import Evidence
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Again:
-    """The gradient computed again in the model's own precision, and exactly: the exact one's error
-    relative to what is held, and how far the two are apart, relative. labels: classes (n), or
-    tokens (n x length, -1 where the loss does not look); None where they could not be told."""
+    """The gradient computed again from what was found, once in float64 and once in the model's own
+    precision.
+
+    error: of the one in float64, relative to the gradient that is held. rounding: how far the two
+    are apart, relative. gradient: the one in the model's precision, by name. labels: classes (n),
+    or tokens (n x length, -1 where the loss does not look); None where they could not be told."""
 
     error: float
     rounding: float

@@ -94,9 +94,12 @@ def grow(
     longest: int,
     tolerances: Tolerances,
 ) -> list[Text] | None:
-    """All prefixes of the batch that no token continues; None where too many fit. spans: "up" of
-    the first block, "next" of the second's attention, as far as their null spaces are there.
-    candidates: tokens by place, or one list for all."""
+    """The prefixes that fit the gradients and that no further token continues: the batch's texts
+    but for their last tokens. None where too many fit.
+
+    spans: the inputs' spaces of the first block's perceptron ("up") and of the second block's
+    attention ("next"), of which one may be missing. candidates: tokens by place, or one list for
+    all places."""
     layout, like = decoder.layout, decoder.tokens
     empty = like.new_zeros(1, 0, layout.heads, layout.head_width)
     alive = _Grown(tokens=torch.zeros(1, 0, dtype=torch.int64), keys=empty, values=empty)
@@ -178,7 +181,9 @@ def _residuals(
 
 
 def _told_apart(leaves: list[Text]) -> list[Text]:
-    """Without [v, v], ...: where keys are rotated and not the values, v after v is in v's state."""
+    """The prefixes without repetitions of a single token: where keys are rotated and values are
+    not, [v, v] has the state that [v] has, so that both pass every test. Kept is [v], unless a
+    longer prefix begins with v."""
     longer = {leaf[0] for leaf in leaves if len(set(leaf)) > 1}
     kept = dict[Text, None]()
     for leaf in leaves:

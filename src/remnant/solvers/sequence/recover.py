@@ -185,10 +185,11 @@ def _trained(vector: Weights, layers: tuple[Linear, ...]) -> bool:
 
 
 def moved_rows(held: Held, layout: Layout) -> Tensor | None:
-    """The rows of an embedding's gradient that are not zero: exactly the tokens that went in, if
-    the output layer is another table. Of a change between two checkpoints, rows that moved
-    otherwise than all others, which may have decayed by a common factor, under any optimizer. None
-    where most rows moved, as they do if the output layer is the same table."""
+    """The tokens that went in, by the rows of the embedding that have a gradient, if the output
+    layer is another table. None where most rows have one, as they do if it is the same table.
+
+    Of a change between two checkpoints: the rows that moved otherwise than by the common factor by
+    which weight decay shrinks all of them; that holds for any optimizer."""
     table = held.vector.get(layout.embedding or "")
     if table is None or layout.tied:
         return None

@@ -46,9 +46,9 @@ def why_not_undone(layers: Sequence[Layer]) -> str | None:
 
 
 def undo_layers(layers: Sequence[Layer], features: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (k x d) of `layers` (dense, activation; in order of evaluation) from their outputs,
-    k x w; and k, the share of the pre-activations that no input of a layer gives: well above
-    rounding, it says that the features were wrong (or on the activation's plateau)."""
+    """Inputs (k x d) of `layers` (dense, activation; in order of evaluation) from their outputs
+    (k x w); and for each the share of its pre-activations that no input of a layer could have
+    given: well above rounding, the features were wrong, or on the activation's plateau."""
     x = features.double()
     gap = torch.zeros(len(x), dtype=torch.float64)
     for linear, activation in reversed(layers):
