@@ -17,7 +17,7 @@ from remnant.solvers.kkt.duals import Duals, balanced_labels
 from remnant.solvers.kkt.network import read_network
 from remnant.solvers.kkt.paper import RANGES, Descent, descend_on_pixels, drawn
 from remnant.solvers.kkt.problem import pose
-from remnant.solvers.kkt.search import Found, Search, descend, pool, settled
+from remnant.solvers.kkt.search import Found, Search, descend, expecting, pool, settled
 from remnant.training import DecayTime, train
 from remnant.types import Knowledge, Scaling, Status, Target
 from seeding import seeded
@@ -84,11 +84,15 @@ def test_starts_that_did_not_come_to_rest_are_left_out_and_most_starts_go_first(
     problem = pose(read_network(target.model), (1, 8, 8), records=10, rank=10, inner_rank=40)
     rows = torch.tensor([[0, 1], [0, 2], [3, 2], [0, 1]])
     u = 3 * torch.eye(10)[rows]  # 4 starts x 2 candidates x 10 coordinates
+    s = u * problem.sizes
     total = torch.tensor([[1.0], [2.0], [9.0], [2.9]])
-    raw, inputs = torch.zeros(4, 2), problem.inputs(u * problem.sizes)
+    raw, inputs = torch.zeros(4, 2), problem.inputs(s)
     found = Found(
-        inputs=inputs, outputs=u, duals=raw, u=u, raw=raw, misfit=total, worth=raw, trace=[]
+        inputs=inputs, outputs=u, duals=raw, s=s, raw=raw, misfit=total, worth=raw, trace=[]
     )
+    sizes = expecting(problem, found).sizes  # of the first start's two candidates
+    assert torch.equal(sizes.argsort(descending=True)[:2].sort().values, torch.tensor([0, 1]))
+    assert expecting(replace(problem, rows={}), found).sizes is problem.sizes
     kept = settled(found)
     assert torch.equal(kept.inputs, inputs[[0, 1, 3]])
     assert len(settled(replace(found, misfit=total**4)).inputs) == 2

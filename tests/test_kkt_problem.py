@@ -179,6 +179,16 @@ def test_expected_sizes_are_those_of_a_smooth_covariance_and_of_public_records()
     found = expected_sizes(basis, (3, 4, 5))
     torch.testing.assert_close(found, (square / square.mean()).sqrt())
     assert torch.equal(expected_sizes(basis, (60,)), torch.ones(5).double())
+    mean = torch.linspace(0, 1, 60).double()  # of a box from 0 to 1: none of its ends may be left
+    varies = (basis * (mean * (1 - mean)).sqrt()[:, None]).T
+    square = (varies @ torch.kron(channels, near) * varies).sum(1)
+    boxed = expected_sizes(basis, (3, 4, 5), box=(-mean, 1 - mean))
+    torch.testing.assert_close(boxed, (square / square.mean()).sqrt())
+    for box in (
+        (0 * mean, mean),
+        (-torch.ones(60), torch.ones(60)),
+    ):  # no mean off; all alike
+        torch.testing.assert_close(expected_sizes(basis, (3, 4, 5), box=box), found)
     public = basis[:, :1].T * torch.tensor([[2.0], [-2.0]])
     assert expected_sizes(basis, (60,), public).argmax() == 0
 

@@ -114,7 +114,7 @@ def pose(
     """The problem at that rank of the first dense layer; `inner_rank` bounds those between.
 
     public: p x d, other inputs of the kind in the model's scale, whose covariance says how large
-    coordinates are; without them, that pictures are smooth does.
+    coordinates are; without them, that pictures are smooth and fit the box does.
     """
     first = next(i for i, layer in enumerate(layers) if not layer.conv)
     columns = torch.linalg.svd(_affine(layers[first]), full_matrices=False)[0][:, :rank]
@@ -136,7 +136,7 @@ def pose(
     if basis is None:
         sizes = torch.ones(math.prod(input_shape), dtype=torch.float64)
     else:
-        sizes = expected_sizes(basis, input_shape, public, tolerances)
+        sizes = expected_sizes(basis, input_shape, public, box, tolerances)
     return Problem(
         terms=tuple(terms),
         input_shape=input_shape,

@@ -28,6 +28,7 @@ from remnant.solvers.kkt.objective import (
     signals,
     sums,
 )
+from remnant.solvers.kkt.prior import sizes_of
 from remnant.solvers.kkt.problem import Problem
 from remnant.solvers.kkt.tolerances import TOLERANCES, Tolerances
 
@@ -39,7 +40,8 @@ class Search:
     many records as neurons in a layer.
 
     One start takes steps of lr, one of finest_lr, and all others of what ended with the lesser
-    misfit: photographs want the larger, of digits it leaves more unexplained.
+    misfit: photographs want the larger, of digits it leaves more unexplained. These others also
+    expect coordinates to be as large as what ended so.
     """
 
     steps: int = 600
@@ -87,15 +89,15 @@ class Search:
 class Found:
     """What a descent ended with: k starts of m candidates.
 
-    inputs: k x m x d. outputs: k x m x c. u: coordinates, in units of expected sizes; raw: numbers
-    behind the duals. misfit: k x layers. worth: k x m, how much the weights speak for each
-    candidate, in standard deviations. trace: the objective's mean over starts along the way.
+    inputs: k x m x d. outputs: k x m x c. s: k x m x r, coordinates. raw: numbers behind the
+    duals. misfit: k x layers. worth: k x m, how much the weights speak for each candidate, in
+    standard deviations. trace: the objective's mean over starts along the way.
     """
 
     inputs: Tensor
     outputs: Tensor
     duals: Tensor
-    u: Tensor
+    s: Tensor
     raw: Tensor
     misfit: Tensor
     worth: Tensor
@@ -150,7 +152,7 @@ def pool(
     """As many candidates as one start has: the likeliest clusters of candidates that are alike,
     descended from once more, all together."""
     k, m = found.worth.shape
-    groups = cluster(found.inputs)
+    groups, problem = cluster(found.inputs), expecting(problem, found)
     order = (rank(found, groups)).argsort(descending=True, stable=True)[:m]
     begin, raw = _begin(problem, duals, found, groups, order)
     labels = duals.labels[groups.seed[order] % m]
@@ -185,7 +187,7 @@ def _begin(
 ) -> tuple[Tensor, Tensor]:
     """Coordinates at the centres, in units of expected sizes, and raw duals that add up to those of
     all members, of all starts' mean."""
-    centres = groups.centres[order].to(found.u)
+    centres = groups.centres[order].to(found.s)
     s = centres if problem.basis is None else centres @ problem.basis
     place = torch.full((len(groups),), -1)
     place[order] = torch.arange(len(order))
@@ -206,7 +208,8 @@ def descend(
             found.append(_starts(problem, duals, replace(search, lr=lr), 1, generator))
             step(1)
         ended = [float(one.misfit.sum().nan_to_num(torch.inf)) for one in found]
-        best = replace(search, lr=steps[ended.index(min(ended))])
+        least = ended.index(min(ended))
+        best, problem = replace(search, lr=steps[least]), expecting(problem, found[least])
         at_once = max(1, search.tolerances.rows // len(duals.labels))
         for first in range(len(found), starts, at_once):
             k = min(at_once, starts - first)
@@ -219,6 +222,17 @@ def descend(
     }
     traces = zip(*(one.trace for one in found), strict=True)
     return Found(**joined, trace=[sum(values) / len(found) for values in traces])
+
+
+def expecting(problem: Problem, found: Found) -> Problem:
+    """The problem with coordinates expected to be as large as those that the start of least misfit
+    ended with, which is nearer to the records than what was expected before anything was fitted.
+    As it was where no row space tells records from others: most of what a start ends with is none
+    there."""
+    best = found.s[found.misfit.sum(1).nan_to_num(torch.inf).argmin()]
+    if not problem.rows or not bool(best.isfinite().all()):
+        return problem
+    return replace(problem, sizes=sizes_of(best.double()).to(problem.sizes))
 
 
 def _starts(
@@ -270,7 +284,7 @@ def _found(
         inputs=torch.cat(inputs, dim=1),
         outputs=torch.cat(outputs, dim=1),
         duals=duals.values(raw),
-        u=u,
+        s=u * problem.sizes,
         raw=raw,
         misfit=misfits(problem, totals, 0.0),
         worth=worth.sum(0),
