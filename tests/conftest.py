@@ -4,10 +4,28 @@ import pytest
 import torch
 from hypothesis import settings
 
+from away import AWAY, pretending
+from remnant.devices import computing_on
+
 # A landing must not hang on a lucky draw: the same examples each time, unless asked to explore.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("explore")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_addoption(parser):
+    words = "have attacks and training compute on a device that is not there (tests/away.py)"
+    parser.addoption("--away", action="store_true", help=words)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(request):
+    """With --away: hidden tensors of the CPU are found by tests that were written for it."""
+    if not request.config.getoption("--away"):
+        yield
+        return
+    with pretending(), computing_on(AWAY):
+        yield
 
 
 def pytest_unconfigure(config):

@@ -8,12 +8,13 @@ import pytest
 import remnant
 
 ROOT = Path(remnant.__file__).parent
-BASE = {"types", "errors", "progress", "checkpoints", "seeds", "untrusted"}
+BASE = {"types", "errors", "devices", "progress", "checkpoints", "seeds", "untrusted"}
 GROUND = BASE | {"data", "models", "gradients"}
 MAY_IMPORT = {
     "errors": set(),
+    "devices": set(),
     "progress": set(),
-    "checkpoints": set(),
+    "checkpoints": {"devices"},
     "seeds": set(),
     "untrusted": {"errors"},
     "types": {"errors"},

@@ -193,8 +193,3 @@ def test_candidates_refuse_what_does_not_fit_them(wrong):
     whole = {"inputs": torch.zeros(2, 4), "confidence": torch.zeros(2)}
     with pytest.raises(InputError, match="candidates: "):
         Candidates(**whole, status=Status.PARTIAL, reason="", **wrong)
-
-
-def test_a_model_that_is_not_on_the_cpu_is_refused_in_a_line():
-    with pytest.raises(InputError, match="target: model: expected on the CPU, got meta"):
-        Target(model=nn.Linear(4, 2).to("meta"), input_shape=(4,))

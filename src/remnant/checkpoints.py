@@ -31,6 +31,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from remnant.devices import arrived
+
 
 @dataclass(frozen=True, kw_only=True)
 class Keeper:
@@ -79,7 +81,7 @@ class Checkpoint:
                 self.generator.set_state(draws)
         except (LookupError, TypeError, ValueError, RuntimeError, RecursionError):
             return
-        self.state = state
+        self.state = arrived(state)
 
     def due(self) -> bool:
         """Whether a state is wanted now. When one is saved is all that the clock decides."""

@@ -174,10 +174,6 @@ class Target:
     def __post_init__(self) -> None:
         if not self.input_shape or min(self.input_shape) < 1:
             raise InputError(expected("target: input shape", "positive sizes", self.input_shape))
-        away = {p.device.type for p in self.model.parameters()} - {"cpu"}
-        if away:
-            do = "solvers run there: give model.cpu()"
-            raise InputError(expected("target: model", "on the CPU", "".join(sorted(away)), do))
         wanted = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         for kind in ("initial", "gradient"):
             held: Weights | None = getattr(self.knowledge, kind)

@@ -24,6 +24,7 @@ from remnant.attacks.about import (
 )
 from remnant.attacks.glm_case import Case, Found, codes, encoded, pose
 from remnant.attacks.outcome import in_box, nothing, stated_errors, worst_of
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.models.linear_estimators import from_estimator, recipe
 from remnant.models.linear_files import linear_target
@@ -106,6 +107,7 @@ class GLM:
             got = f"{self.trusted} and {self.attempts}"
             raise InputError(expected("trusted and attempts", "above 0 and from 0 on", got))
 
+    @computed_there
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         case = pose(target, self.weights)
         if isinstance(case, str):

@@ -43,6 +43,7 @@ from remnant.attacks.outcome import (
     vouched,
     with_weights,
 )
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.evidence import one_gradient, summed_gradients
 from remnant.models.folding import NORMS
@@ -125,6 +126,7 @@ class Gradient:
         if self.residuals not in SIGNS:
             raise InputError(expected("residuals", " or ".join(SIGNS), repr(self.residuals)))
 
+    @computed_there
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         if is_transformer(target.model):
             return gradient_sequences.from_sequences(target, generator)

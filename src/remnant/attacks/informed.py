@@ -45,6 +45,7 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.solvers.dense.certificate import spread_of
@@ -134,6 +135,7 @@ class Informed:
         if self.paper and self.method != "reconn":
             raise InputError(expected("paper", "method reconn beside it", self.method))
 
+    @computed_there
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         target = with_labels(target)
         missing = self.unmet(target)

@@ -28,6 +28,7 @@ from remnant.attacks.about import (
 )
 from remnant.attacks.kkt_outcome import conclude, conclude_paper, records_of
 from remnant.attacks.outcome import model_box, nothing
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
 from remnant.gradients import smoothed
@@ -118,6 +119,7 @@ class KKT:
             if value is not None and value < 1:
                 raise InputError(expected(name, "1 or more", value))
 
+    @computed_there
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         layers = read_network(target.model)
         if self.preset == "paper":

@@ -160,7 +160,7 @@ def conclude_paper(
         return nothing(target, Status.INCONCLUSIVE, reason)
     rows = [by_dual(run) for run in ended]
     inputs = torch.cat(
-        [run.inputs.detach().cpu().double()[row] for run, row in zip(ended, rows, strict=True)]
+        [run.inputs.detach().double()[row] for run, row in zip(ended, rows, strict=True)]
     )
     box = model_box(target)
     if box is not None:
@@ -188,6 +188,6 @@ def conclude_paper(
 
 def by_dual(run: Descended) -> Tensor:
     """The rows of a trial's candidates, those of largest dual first."""
-    size = run.duals.detach().cpu().double().reshape(len(run.inputs), -1).norm(dim=1)
+    size = run.duals.detach().double().reshape(len(run.inputs), -1).norm(dim=1)
     order: Tensor = size.argsort(descending=True, stable=True)
     return order

@@ -33,6 +33,7 @@ from remnant.attacks.outcome import (
     status_of,
     worst_of,
 )
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
 from remnant.models.folding import statistics_moved
@@ -124,6 +125,7 @@ class NTK:
                 expected("features", "initial or final, unless preset paper", "hybrid")
             )
 
+    @computed_there
     def __call__(self, target: Target, *, generator: torch.Generator) -> Candidates:
         if target.knowledge.initial is None:
             reason = "the initial weights are unknown; give --initial"

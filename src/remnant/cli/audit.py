@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
+    HEAVY,
     Answer,
     Exit,
     add_verb,
@@ -27,7 +28,7 @@ ONLY_AUDIT = ("threshold", "budget", "images", "redact")  # preflight has no use
 
 
 def add(verbs: Any) -> None:
-    audit = add_verb(verbs, "audit", "remnant audit audit.yaml --out found", run=run)
+    audit = add_verb(verbs, "audit", "remnant audit audit.yaml --out found", shared=HEAVY, run=run)
     audit.set_defaults(seed=None)
     audit.add_argument("--gate", action="store_true", help="exit 3 if exposed, 4 if inconclusive")
     shared, example = ("quiet", "json", "threads"), "remnant preflight audit.yaml"

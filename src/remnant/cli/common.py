@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -70,10 +70,9 @@ class Answer:
 
 def carry_out(arguments: argparse.Namespace) -> Exit:
     """Do what the verb does, print its answer, return its exit code."""
-    if "threads" in arguments:
-        prepare_torch(arguments)
     shown = "threads" in arguments and not arguments.quiet
-    with bars() if shown else nullcontext():
+    where = prepare_torch(arguments) if "threads" in arguments else nullcontext()
+    with where, bars() if shown else nullcontext():
         answer: Answer = arguments.run(arguments)
     if getattr(arguments, "json", False):
         figures = answer.figures
@@ -85,7 +84,7 @@ def carry_out(arguments: argparse.Namespace) -> Exit:
 
 
 SEED = whole(0, 2**31 - 1)
-DEVICES = ("cpu", "cuda", "mps")
+DEVICES = ("cpu", "cuda")
 SHARED: dict[str, dict[str, Any]] = {
     "seed": {"type": SEED, "default": 0, "help": "the seed of all random draws (default: 0)"},
     "out": {"metavar": "DIR", "type": Path, "help": "the directory that receives the results"},
@@ -96,9 +95,14 @@ SHARED: dict[str, dict[str, Any]] = {
         "default": 1,
         "help": "how many CPU threads torch may use (default: 1)",
     },
-    "device": {"choices": DEVICES, "default": "cpu", "help": "where to train (default: cpu)"},
+    "device": {
+        "choices": DEVICES,
+        "default": "cpu",
+        "help": "where attacks and training compute (default: cpu)",
+    },
 }
 COMMON = ("seed", "out", "quiet", "json", "threads")
+HEAVY = (*COMMON, "device")  # of verbs that run attacks or train
 
 
 def add_verb(
@@ -131,9 +135,11 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help=words)
 
 
-def prepare_torch(arguments: argparse.Namespace) -> None:
-    """Threads as asked, on a device that is here."""
+def prepare_torch(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Threads as asked, and where to compute: on a device that is here."""
     import torch
+
+    from remnant.devices import computing_on
 
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)  # saturated activations would otherwise slow everything down
@@ -141,6 +147,7 @@ def prepare_torch(arguments: argparse.Namespace) -> None:
     device = getattr(arguments, "device", "cpu")
     if device not in here:
         raise InputError(expected("--device", f"one that is here ({', '.join(here)})", device))
+    return computing_on(device)
 
 
 def add_place(parser: argparse.ArgumentParser, default: str) -> None:
@@ -156,7 +163,10 @@ def place(arguments: argparse.Namespace) -> str | None:
     from remnant.sweep.executors import read_place
 
     on = arguments.on if arguments.jobs is None else f"jobs:{arguments.jobs}"
-    read_place(on)
+    alone = on is None or read_place(on) == ("jobs", "1")
+    if not alone and getattr(arguments, "device", "cpu") != "cpu":
+        do = "other processes compute on the CPU"
+        raise InputError(expected("--device", "cpu with --jobs or --on", arguments.device, do))
     return on
 
 
@@ -171,6 +181,9 @@ def run_of(
     """
     from remnant.store import discard, open_run, spec_hash
 
+    device = getattr(arguments, "device", "cpu")
+    if device != "cpu":  # its sums round otherwise
+        spec = {**spec, "device": device}
     own = Path("remnant-runs") / f"{spec['verb']}-{spec_hash(spec)[:8]}"
     stored = open_run(arguments.out or own, spec)
     if not stored.finished:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from remnant.cli.common import COMMON, Answer, add_data_dir, add_verb, run_of
+from remnant.cli.common import HEAVY, Answer, add_data_dir, add_verb, run_of
 from remnant.cli.flags import Parser, add_fields, given
 from remnant.errors import InputError, expected
 
@@ -18,7 +18,7 @@ TEXT = "text"  # sentences, in place of images or tables
 
 def add(verbs: Any) -> None:
     example = "remnant demo --data mnist --records 100 --width 1024 --seed 1"
-    parser = add_verb(verbs, "demo", example, shared=(*COMMON, "device"), run=run)
+    parser = add_verb(verbs, "demo", example, shared=HEAVY, run=run)
     parser.later(lambda: fill(parser))
 
 
@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     demo = Demo(seed=arguments.seed, **told)
     sides = divide(demo, arguments.data_dir)
     spec = {"verb": "demo", **dataclasses.asdict(demo), "data_hash": data_hash(sides)}
-    device = arguments.device
-    return found_by(run_of(arguments, spec, lambda run: run_demo(demo, sides, run, device=device)))
+    return found_by(run_of(arguments, spec, lambda run: run_demo(demo, sides, run)))
 
 
 def run_text(arguments: argparse.Namespace, told: dict[str, Any]) -> Answer:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remnant.cli.common import (
+    HEAVY,
     VERBS,
     Answer,
     add_data_dir,
@@ -43,7 +44,9 @@ def add(verbs: Any) -> None:
     methods = group.add_subparsers(dest="method", metavar="METHOD", required=True)
     for name, summary in SUMMARIES.items():
         example = f"remnant distill {name} --data mnist --task odd-even --records 500 --images 20"
-        parser = add_verb(methods, name, f"{example} --out distilled", summary=summary, run=run)
+        parser = add_verb(
+            methods, name, f"{example} --out distilled", summary=summary, shared=HEAVY, run=run
+        )
         parser.later(partial(fill, parser, name))
         if name == "table":
             words = "how many, from --seed on (default: 3)"

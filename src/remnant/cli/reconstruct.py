@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from remnant.cli.common import (
+    HEAVY,
     VERBS,
     Answer,
     Exit,
@@ -62,7 +63,7 @@ def add_attacks(group: Parser) -> None:
         about = kind.about
         example = f"remnant reconstruct {name} {about.example} --out found"
         summary = f"reconstruct {about.summary}"
-        parser = add_verb(attacks, name, example, summary=summary, run=run)
+        parser = add_verb(attacks, name, example, summary=summary, shared=HEAVY, run=run)
         held = parser.add_argument_group("what the adversary holds")
         needs, takes = list(about.needs), [*about.takes, "data_dir"]
         if "tokenizer" in takes:  # --model hf:DIR has the weights; else the spec asks for them

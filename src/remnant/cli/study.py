@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from remnant.cli.common import (
+    HEAVY,
     VERBS,
     Answer,
     add_data_dir,
@@ -109,7 +110,7 @@ def add(verbs: Any) -> None:
     studies = group.add_subparsers(dest="study", metavar="NAME", required=True)
     for name, summary in SUMMARIES.items():
         example = f"remnant study {name} --quick --out found"
-        parser = add_verb(studies, name, example, summary=summary, run=run)
+        parser = add_verb(studies, name, example, summary=summary, shared=HEAVY, run=run)
         parser.add_argument("--quick", action="store_true", help="smaller, in a minute or two")
         changed = parser.add_argument_group("in place of the study's own (several by commas)")
         lacking = [field for field, starts in ONLY.items() if not name.startswith(starts)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.devices import computed_there
 from remnant.distill.flow import flow
 from remnant.kernels import Dense, ntk, regress
 from remnant.training import accuracy, solve_linearised
@@ -23,6 +24,7 @@ class Judged:
     standard_loss: float
 
 
+@computed_there
 def judge(
     model: nn.Module,
     network: Dense,

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from remnant.devices import computed_there
 from remnant.distill.search import Distilled
 from remnant.errors import InputError, expected
 from remnant.evidence import weight_difference
@@ -21,6 +22,7 @@ from remnant.solvers.descent.paper import Descent, descend
 from remnant.types import Target
 
 
+@computed_there
 def distil_network(
     target: Target, settings: Descent, *, images: int, generator: torch.Generator
 ) -> Distilled:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.gradients import gram, weighted_sum
 from remnant.progress import task
@@ -34,6 +35,7 @@ class Flowed(NamedTuple):
 
 
 @torch.no_grad()
+@computed_there
 def flow(
     model: nn.Module,
     inputs: Tensor,

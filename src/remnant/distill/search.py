@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from remnant.checkpoints import checkpoint
+from remnant.devices import computed_there
 from remnant.distill.losses import kip, rkip
 from remnant.errors import InputError, expected, in_one_line
 from remnant.kernels import Dense, ntk, ntk_of_products, regress, squares
@@ -68,6 +69,7 @@ class Distilled:
     trace: list[float]
 
 
+@computed_there
 def problem(network: Dense, inputs: Tensor, classes: Tensor) -> Problem:
     """inputs n x shape in the model's scale; classes n, two of them as one output of -1 and 1."""
     flat = inputs.detach().flatten(1).double()
@@ -89,6 +91,7 @@ def outputs_for(classes: Tensor) -> int:
     return 1 if count <= 2 else count
 
 
+@computed_there
 def distil(
     about: Problem,
     settings: Distillation,

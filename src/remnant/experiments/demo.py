@@ -69,12 +69,12 @@ class Demo:
         recipe(self)  # a fault in it is better known now than after reading the data
 
 
-def run_demo(demo: Demo, sides: Split, run: Run, *, device: str = "cpu") -> Finding:
+def run_demo(demo: Demo, sides: Split, run: Run) -> Finding:
     """Everything, stage by stage; returns the finding that it wrote."""
     timings: dict[str, float] = {}
     scaling = scaling_by(sides.public)
     with timed(timings, "training"):
-        target = trained_target(demo, run, sides.train, scaling, device)
+        target = trained_target(demo, run, sides.train, scaling)
     with timed(timings, "attack"):
         candidates = attacked(demo, run, target)
     with timed(timings, "scoring"):
@@ -149,9 +149,7 @@ def model_string(demo: Demo, examples: Examples, classes: int) -> str:
     return dense(examples, *[demo.width] * demo.depth, outputs=outputs)
 
 
-def trained_target(
-    demo: Demo, run: Run, examples: Examples, scaling: Scaling, device: str
-) -> Target:
+def trained_target(demo: Demo, run: Run, examples: Examples, scaling: Scaling) -> Target:
     """Train the model, or take it from an interrupted run, and hand over what leaks."""
     text = model_string(demo, examples, examples.classes)
     model = build(text, generator=generator_for(demo.seed, "weights"))
@@ -159,7 +157,7 @@ def trained_target(
     final = store.load_state(run, "trained")
     if final is None:
         result = train(
-            model.to(device),
+            model,
             examples,
             recipe(demo),
             scaling=scaling,
@@ -168,7 +166,7 @@ def trained_target(
         if result.ledger["outcome"] == "diverged":
             do = "use a smaller --lr"
             raise InputError(expected("training", "a falling loss", "divergence", do))
-        final = {name: p.cpu() for name, p in result.final.items()}
+        final = result.final
         store.write_weights(run, "initial.safetensors", initial)
         store.write_weights(run, "weights.safetensors", final)
         store.write_weights(run, "mean.safetensors", {"mean": scaling.mean})
@@ -176,7 +174,7 @@ def trained_target(
             store.write_weights(run, "std.safetensors", {"std": scaling.std})
         store.write_json(run, "training.json", {"model": text, **result.ledger})
         store.save_state(run, "trained", final)  # last: from here on an interrupted demo goes on
-    load_weights(model.cpu(), final)
+    load_weights(model, final)
     return Target(
         model=model,
         input_shape=examples.shape,

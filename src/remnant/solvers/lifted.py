@@ -269,9 +269,8 @@ def explain(model: nn.Module, evidence: Evidence, inputs: Tensor) -> tuple[Tenso
     products = inner_products(model, shaped, evidence.vector, weights=evidence.start)
     kernel = gram(model, shaped, weights=evidence.start, per_class=True)
     size = products.numel()
-    duals = torch.linalg.lstsq(
-        kernel.reshape(size, size), products.reshape(size, 1), driver="gelsd", rcond=1e-14
-    ).solution.reshape(products.shape)
+    fit = best_fit(kernel.reshape(size, size), products.reshape(size, 1), rcond=1e-14)
+    duals = fit.reshape(products.shape)
     found = weighted_sum(model, shaped, duals, weights=evidence.start)
     missing = sum(float((evidence.vector[k] - found[k]).square().sum()) for k in found)
     whole = sum(float(v.square().sum()) for v in evidence.vector.values())

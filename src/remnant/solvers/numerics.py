@@ -262,8 +262,8 @@ def eigenvectors(symmetric: Tensor, only: int | None = None) -> tuple[Tensor, Te
     """
     how: dict[str, Any] = {"driver": "evd"} if only is None else {"subset_by_index": (only, only)}
     with _blas().limit(limits=torch.get_num_threads(), user_api="blas"):
-        values, vectors = eigh(symmetric.cpu().numpy(), check_finite=False, **how)
-    return torch.from_numpy(values).to(symmetric), torch.from_numpy(vectors).to(symmetric)
+        values, vectors = eigh(symmetric.numpy(), check_finite=False, **how)
+    return torch.as_tensor(values).to(symmetric), torch.as_tensor(vectors).to(symmetric)
 
 
 @cache
@@ -320,13 +320,15 @@ def slope_and_curvature(function: Rows, t: Tensor) -> tuple[Tensor, Tensor]:
     return slope.detach(), curvature
 
 
-def best_fit(columns: Tensor, wanted: Tensor) -> Tensor:
+def best_fit(columns: Tensor, wanted: Tensor, rcond: float | None = None) -> Tensor:
     """Least squares: the shortest x with columns @ x nearest to `wanted`.
 
     Not by the default driver, whose pivots begin at whatever was in memory: last bits would vary.
+    On the CPU, since a GPU takes matrices of full rank alone.
     """
-    found: Tensor = torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
-    return found
+    sides = columns.cpu(), wanted.cpu()
+    found: Tensor = torch.linalg.lstsq(*sides, driver="gelsd", rcond=rcond).solution
+    return found.to(columns)
 
 
 def with_one(rows: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def check_fleet(fleet: Fleet, run: Run, agree: float = 1e-4) -> dict[str, Tensor
     begin = one - one % chunks["chunk"]
     again = fleet.train(slice(begin, begin + chunks["chunk"]), chunks["memory"])
     for name, values in again.items():
-        value = values[one - begin]
+        value = values[one - begin].cpu()
         off = float((weights[name][one] - value).abs().max())
         if not off <= agree * max(float(value.abs().max()), 1e-12):
             got = f"model {one} off by {off:.1e} in {name}"

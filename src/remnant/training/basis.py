@@ -25,7 +25,7 @@ class Basis:
 
     def expand(self, reduced: Tensor, c: Tensor) -> Tensor:
         """W1 (w x d, float64) from the reduced weight (w x n) and the outside part's factor."""
-        return reduced.detach().cpu().double() @ self.q.T + c * self.outside
+        return reduced.detach().double() @ self.q.T + c * self.outside
 
 
 def reduced(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, Tensor, Basis] | None:
@@ -35,7 +35,7 @@ def reduced(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, Tensor, Basis]
     shares its weight with no other layer, on fewer records than inputs.
     """
     name = _first_linear(model)
-    x = inputs.flatten(1).cpu().double()
+    x = inputs.flatten(1).double()
     if name is None or len(x) >= x.shape[1]:
         return None
     linear = model.get_submodule(name)
@@ -44,7 +44,7 @@ def reduced(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, Tensor, Basis]
     if linear.in_features != x.shape[1] or not linear.weight.requires_grad or len(holders) > 1:
         return None
     q = torch.linalg.qr(x.T).Q
-    w1 = linear.weight.detach().cpu().double()
+    w1 = linear.weight.detach().double()
     small = copy.deepcopy(model)
     layer = small.get_submodule(name)
     assert isinstance(layer, nn.Linear)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.training.basis import Basis, reduced
 from remnant.training.descent import (
@@ -53,6 +54,7 @@ class Trained:
     ledger: Mapping[str, Any]
 
 
+@computed_there
 def train(
     model: nn.Module,
     examples: Examples,

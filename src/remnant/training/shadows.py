@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.devices import arrived, computed_there
 from remnant.seeds import generator_for
 from remnant.training.fleet import MEMORY, own_starts, train_fleet
 from remnant.training.recipes import PrivateDescent, Recipe
@@ -40,6 +41,7 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @computed_there
     def train(self, part: slice, memory: int = MEMORY) -> dict[str, Tensor]:
         """The weights (K x shape each) of those models, in float32."""
         starts = self.initial
@@ -81,4 +83,4 @@ def training_by(trainer: Trainer) -> Iterator[None]:
 def trained(fleet: Fleet) -> dict[str, Tensor]:
     """The weights of all models, K x shape each."""
     trainer = _trainer.get()
-    return fleet.train(slice(None)) if trainer is None else trainer(fleet)
+    return fleet.train(slice(None)) if trainer is None else arrived(trainer(fleet))

@@ -161,7 +161,7 @@ class FeatureEquations:
         return max(float(np.linalg.norm(self.target)), float(np.finfo(float).tiny))
 
     def at(self, x: Vector) -> Estimate:
-        values = [torch.from_numpy(x).view(1, *self.prefix.shape)]
+        values = [torch.as_tensor(x).view(1, *self.prefix.shape)]
         for step in self.prefix.steps:
             values.append(step(values[-1]))
         z = values[-1].flatten().numpy()
@@ -210,7 +210,7 @@ def _blame(problem: FeatureEquations, at: Estimate) -> Vector:
     """How much of the squared violation touches each pixel's surroundings."""
     held = jacobian(problem.prefix, at.values, np.ones(len(at.violation), dtype=bool))
     blame = abs(held).T @ at.violation**2 + at.outside**2
-    image = torch.from_numpy(blame).view(problem.prefix.shape).sum(0, keepdim=True)
+    image = torch.as_tensor(blame).view(problem.prefix.shape).sum(0, keepdim=True)
     around = F.avg_pool2d(image[None], 5, stride=1, padding=2)[0]
     spread: Vector = around.expand(problem.prefix.shape).flatten().numpy()
     return spread

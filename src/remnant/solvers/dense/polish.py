@@ -279,7 +279,7 @@ def fit_points(layers: Layers, path: list[Tensor], y: Tensor, exactness: float) 
     rest = change - inside @ right[kept]
     linear, wanted = operator.linear(), rest.flatten().numpy()
     step = lsmr(linear, wanted, atol=exactness, btol=exactness, maxiter=200)[0]
-    return y + torch.from_numpy(step).reshape(len(y), -1) @ layers.moves.T
+    return y + torch.as_tensor(step).reshape(len(y), -1) @ layers.moves.T
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -317,7 +317,7 @@ class Sensitivity:
         v, wide = len(self.signals), self.right.shape[1]
         return LinearOperator(
             (v * wide, n * m),
-            matvec=lambda e: self.forth(torch.from_numpy(e).reshape(n, m)).flatten().numpy(),
-            rmatvec=lambda r: self.back(torch.from_numpy(r).reshape(v, wide)).flatten().numpy(),
+            matvec=lambda e: self.forth(torch.as_tensor(e).reshape(n, m)).flatten().numpy(),
+            rmatvec=lambda r: self.back(torch.as_tensor(r).reshape(v, wide)).flatten().numpy(),
             dtype=float,
         )

@@ -94,7 +94,7 @@ def _mixture(columns: Tensor, observed: Tensor) -> tuple[Tensor, float]:
     rows = torch.cat([rows, rows.new_full((1, rows.shape[1]), heavy)])
     wanted = torch.cat([observed.flatten().double(), rows.new_tensor([heavy])])
     shares, distance = nnls(rows.numpy(), wanted.numpy())
-    return torch.from_numpy(shares), float(distance)
+    return torch.as_tensor(shares), float(distance)
 
 
 def _signals(loss: str, outputs: Tensor, label: int) -> Tensor:

@@ -59,7 +59,7 @@ def refit(
     middle = known.mean(0)
 
     def off(place: np.ndarray) -> np.ndarray:
-        found = run(middle + scale * torch.from_numpy(place))
+        found = run(middle + scale * torch.as_tensor(place))
         return np.asarray(((found @ factor.T - released) / released.norm()).flatten())
 
     def jacobian(place: np.ndarray) -> np.ndarray:
@@ -82,7 +82,7 @@ def refit(
             )
             error = error_of(done.x, done.fun, done.jac)
             if best is None or error < best.error:
-                found = middle + scale * torch.from_numpy(done.x)
+                found = middle + scale * torch.as_tensor(done.x)
                 apart = float(np.linalg.norm(done.fun))
                 best = Refitted(input=found, disagreement=apart, error=error)
             step(note=f"error {best.error:.0e}")

@@ -83,8 +83,8 @@ def read_network(model: nn.Module) -> tuple[Layer, ...] | str:
 
 
 def _layer(module: nn.Linear | nn.Conv2d) -> Layer:
-    weight = module.weight.detach().double().cpu()
-    bias = None if module.bias is None else module.bias.detach().double().cpu()
+    weight = module.weight.detach().double()
+    bias = None if module.bias is None else module.bias.detach().double()
     if isinstance(module, nn.Linear):
         return Layer(weight=weight, bias=bias)
     rows, columns = module.stride
@@ -97,13 +97,13 @@ def _normed(layer: Layer, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Layer:
     """The layer with what frozen batch norm makes of its outputs."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    factor = 1 / norm.running_var.double().cpu().add(norm.eps).sqrt()
+    factor = 1 / norm.running_var.double().add(norm.eps).sqrt()
     if norm.affine:
-        factor = factor * norm.weight.detach().double().cpu()
+        factor = factor * norm.weight.detach().double()
     own = torch.zeros_like(factor)
     if norm.affine:
-        own = norm.bias.detach().double().cpu()
-    shift = own - factor * norm.running_mean.double().cpu()
+        own = norm.bias.detach().double()
+    shift = own - factor * norm.running_mean.double()
     return replace(layer, factor=factor, shift=shift, own_bias=own)
 
 
