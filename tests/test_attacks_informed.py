@@ -16,7 +16,7 @@ from remnant.errors import InputError
 from remnant.models import build
 from remnant.solvers.reconstructor.reconn import RecoNN
 from remnant.solvers.replay.problem import ReplaySettings
-from remnant.training import SGD, Adam, DecayTime, GradientDescent, train
+from remnant.training import SGD, Adam, AdamW, DecayTime, GradientDescent, train
 from remnant.types import Knowledge, Scaling, Status, Target
 from seeding import seeded
 
@@ -244,7 +244,7 @@ def test_what_is_missing_is_said():
         ({"initial": None}, "give --initial"),
         ({"recipe": None}, "GradientDescent, SGD, Adam or PrivateDescent"),
         ({"recipe": DecayTime()}, "got DecayTime"),
-        ({"known": None}, "needs the labels of all"),
+        ({"known": None}, "needs --labels, those of all"),
         ({"records": 30}, "all are known"),
         ({"labels": torch.tensor([10])}, "labels must be classes 0 to 9; they are [10]"),
     ]:
@@ -281,3 +281,23 @@ def test_the_papers_own_network_is_a_flag_of_reconn():
     assert not torch.equal(found.inputs, ours(target, generator=seeded(0)).inputs)
     with pytest.raises(InputError, match="paper: expected method reconn"):
         Informed(method="ridge", paper=True)
+
+
+def test_several_records_of_a_short_training_by_adam_come_near_and_are_not_vouched_for():
+    every, generator = load("digits"), seeded(1)
+    order = torch.randperm(len(every), generator=generator)
+    records, others = every.take(order[:3]), every.take(order[3:])
+    recipe, model = AdamW(steps=4), build("mlp:64-128-10", generator=generator)
+    trained = train(model, records, recipe, scaling=Scaling(), generator=generator)
+    held = Knowledge(initial=trained.initial, recipe=recipe, records=3)
+    target = Target(model=trained.model, input_shape=every.shape, bounds=(0, 1), knowledge=held)
+    blind = Informed()(target, generator=seeded())
+    assert blind.status is Status.NOT_APPLICABLE
+    assert "--labels" in blind.reason
+    target = replace(target, knowledge=replace(held, labels=records.labels))
+    found = Informed(restarts=1)(target, generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert "Adam moves a weight by whole steps" in found.reason
+    near = (found.inputs - records.inputs).flatten(1).norm(dim=1)
+    strangers = torch.cdist(records.inputs.flatten(1), others.inputs.flatten(1)).min(1).values
+    assert bool((near < strangers / 2).all())

@@ -8,8 +8,9 @@ from torch import nn
 
 from remnant import NTK, Gradient, Knowledge, Status, Target, capture
 from remnant.attacks.about import Scene
+from remnant.models.fronts import before_dense
 from remnant.models.residual import freeze_norms, residual
-from remnant.models.stack import before_dense
+from remnant.models.tokens import logits_of
 from remnant.solvers.dense.output_layer import recover_output
 from seeding import seeded
 
@@ -88,23 +89,36 @@ def test_a_frozen_backbone_and_a_tuned_head_give_features_between_checkpoints():
 
 def test_a_stack_is_taken_apart_where_its_dense_layers_begin():
     model = network((64, 10))
-    parts = before_dense(model)
+    parts = before_dense(model, (1, 8, 8))
     inputs = torch.rand(2, 1, 8, 8, generator=seeded())
     assert torch.equal(parts.rest(parts.front(inputs)), model(inputs))
     whole = model.state_dict()
     assert parts.of_front(whole).keys() == parts.front.state_dict().keys()
     assert parts.of_rest(whole).keys() == parts.rest.state_dict().keys()
-    assert before_dense(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) is None
+    assert before_dense(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,)) is None
 
 
-def test_a_head_that_was_tuned_alone_gives_its_features():
-    model = network((10,))
+class Written(nn.Module):
+    """A network as a user writes it: a module of its own, which returns more than logits."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.body, self.fc = layers[:-1], layers[-1]
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"logits": self.fc(features), "features": features}
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Written])
+def test_a_head_that_was_tuned_alone_gives_its_features(kind):
+    model = kind(network((10,)))
     before = copy.deepcopy(model.state_dict())
     inputs, labels = torch.rand(3, 1, 8, 8, generator=seeded(9)), torch.tensor([7, 1, 4])
     optimizer = torch.optim.SGD(list(model.parameters())[-2:], lr=0.2)
     for _ in range(4):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        nn.functional.cross_entropy(logits_of(model(inputs)), labels).backward()
         optimizer.step()
     known = Knowledge(initial=before, loss="ce")
     target = Target(model=model, input_shape=(1, 8, 8), bounds=(0, 1), knowledge=known)
@@ -116,3 +130,18 @@ def test_a_head_that_was_tuned_alone_gives_its_features():
     with torch.no_grad():  # a front that moved takes the features with it
         next(model.parameters()).mul_(1.01)
     assert NTK().why_not(Scene(target=target, records=3, loss="ce")) is not None
+
+
+def test_a_module_is_cut_before_the_layer_that_returns_what_it_does():
+    model, inputs = Written(network((10,))), torch.rand(2, 1, 8, 8, generator=seeded())
+    parts = before_dense(model, (1, 8, 8))
+    assert torch.equal(parts.rest(parts.front(inputs)), model(inputs)["logits"])
+    whole = model.state_dict()
+    assert parts.of_front(whole).keys() == parts.front.state_dict().keys()
+    assert parts.of_rest(whole).keys() == parts.rest.state_dict().keys()
+
+    class Scaled(Written):
+        def forward(self, x):
+            return 2 * super().forward(x)["logits"]
+
+    assert before_dense(Scaled(network((10,))), (1, 8, 8)) is None

@@ -9,7 +9,7 @@ the observed one. The certificate is of the features; that the images are right 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remnant.attacks.outcome import model_box, nothing
-from remnant.models.stack import Parts, before_dense
+from remnant.models.fronts import Parts, before_dense
 from remnant.solvers.dense.output_layer import Features, recover_output
 from remnant.solvers.dense.output_run import recover_output_run
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
@@ -29,16 +29,16 @@ NO_BIAS = "the output layer has no bias"
 Solve = Callable[[Target], Candidates]
 
 
-def has_head(model: nn.Module) -> bool:
+def has_head(model: nn.Module, shape: Sequence[int]) -> bool:
     """Whether the network ends in at least two dense layers and something else stands before
-    them."""
-    parts = before_dense(model)
+    them. shape: of an input."""
+    parts = before_dense(model, shape)
     return parts is not None and isinstance(first_pair(parts.rest), Pair)
 
 
-def tuned_head(model: nn.Module, before: Weights, after: Weights) -> bool:
+def tuned_head(model: nn.Module, shape: Sequence[int], before: Weights, after: Weights) -> bool:
     """Whether one dense layer ends the network and moved, and no other weights: features stayed."""
-    parts = before_dense(model)
+    parts = before_dense(model, shape)
     if parts is None or len([m for m in parts.rest.modules() if isinstance(m, nn.Linear)]) != 1:
         return False
 
@@ -79,7 +79,7 @@ def through_front(
     solve: the attack on a target of dense layers, which finds the features. otherwise: the reason
     to return where the network does not end in dense layers.
     """
-    parts = before_dense(target.model)
+    parts = before_dense(target.model, target.input_shape)
     if parts is None:
         return nothing(target, Status.NOT_APPLICABLE, otherwise)
     head = head_target(target, parts)

@@ -22,6 +22,7 @@ from remnant.attacks.about import (
     Space,
     graph_cost,
     pass_seconds,
+    reflections,
     setting,
 )
 from remnant.attacks.behind_front import through_front
@@ -67,9 +68,11 @@ Preset = Literal["exact", "paper", "matching"]
 PRESETS: tuple[Preset, ...] = ("exact", "paper", "matching")
 SIGNS = {"unknown": 0, "positive": 1, "negative": -1}
 MOVED = (
-    "nor more as a sum over several: the batches fill the layer, or the weights moved too far "
-    "between them; a checkpoint after the first step, or --initial, would tell more"
+    "nor more as a sum over several: the batches fill the layer, or the weights moved too far; a "
+    "checkpoint saved after the first step would tell more"
 )
+ITERATIONS = 8000  # reflections of a point at most, for one gradient
+SEVERAL = Search(starts=32, iterations=300, patience=12)  # for a sum of gradients
 dense_pair = partial(first_pair, after_convolutions=True)
 ABOUT = About(
     summary="a batch from one gradient",
@@ -158,11 +161,14 @@ class Gradient:
     def cost(self, scene: Scene) -> Cost:
         if is_transformer(scene.target.model):
             return gradient_sequences.cost(scene)
-        cost = graph_cost(scene, 6e3)
+        barren = reflections(2 * SEVERAL.patience)  # as two checkpoints, for a sum of several
+        if not scene.target.knowledge.gradient_of:
+            points = self.patience * self.walkers * ITERATIONS
+            barren = lambda w, n: 6.0 * points * w * n  # noqa: E731
+        cost = graph_cost(scene, 6e3, barren)
         if not isinstance(dense_pair(folded_model(scene.target.model)), str):
             return cost
-        # Images behind a front: each evaluation goes through it, and back twice for its gradient.
-        images = 3 * self.steps * pass_seconds(scene, scene.records)
+        images = 3 * self.steps * pass_seconds(scene, scene.records)  # behind a front: back twice
         return replace(cost, seconds=cost.seconds + images)
 
     def twin(self, scene: Scene, strangers: Examples, generator: torch.Generator) -> Target:
@@ -222,7 +228,7 @@ class Gradient:
             dropped = recover_dropped(layers, generator=generator, count=count)
             if dropped is not None and dropped.complete:
                 return dropped
-        search = Search(starts=self.walkers, iterations=8000, patience=self.patience)
+        search = Search(starts=self.walkers, iterations=ITERATIONS, patience=self.patience)
         recovery = recover_batch(layers, count=count, search=search, generator=generator)
         if count is None and layers.bias and len(recovery.inputs):
             apart = told_apart(first, recovery.inputs)
@@ -389,8 +395,7 @@ def from_optimizer(
     single = replace(target, model=with_weights(target.model, held.initial))
     found = solve(single, one_gradient(single), generator)
     if found.status is not Status.COMPLETE:
-        search = Search(starts=32, iterations=300, patience=12)
-        several = recover_exactly(target, summed_gradients(target), search, generator)
+        several = recover_exactly(target, summed_gradients(target), SEVERAL, generator)
         better = (several.stated.certified or 0) > (found.stated.certified or 0)
         found = several if better else replace(found, reason=f"as one step {found.reason}; {MOVED}")
     whose = f"the checkpoint's optimizer holds a gradient ({held.gradient_of})"

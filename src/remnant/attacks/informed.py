@@ -25,6 +25,7 @@ from remnant.attacks.about import (
 )
 from remnant.attacks.informed_known import (
     batched,
+    blank_records,
     drawn_by_position,
     ends_of,
     fresh_starts,
@@ -36,20 +37,12 @@ from remnant.attacks.informed_known import (
     unknown_labels,
     with_labels,
 )
+from remnant.attacks.informed_outcome import conclude_replay
 from remnant.attacks.kkt import fresh_model
-from remnant.attacks.outcome import (
-    in_box,
-    model_box,
-    nothing,
-    stated_errors,
-    status_of,
-    worst_of,
-)
+from remnant.attacks.outcome import model_box, nothing
 from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.evidence import stored_precision
-from remnant.solvers.dense.certificate import spread_of
-from remnant.solvers.dense.tolerances import TOLERANCES
 from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.solvers.reconstructor.ridge import fit_per_label
 from remnant.solvers.replay.certify import squared_errors
@@ -220,7 +213,7 @@ class Informed:
         if any(not 0 <= label < classes for label in told):
             return f"labels must be classes 0 to {classes - 1}; they are {told}"
         if held.known is None and (held.labels is None or self.method != "replay"):
-            return "no record is known; replay then needs the labels of all, the others cannot work"
+            return "no record is known: only replay works then, and needs --labels, those of all"
         if (self.probes or self.method != "replay") and held.public is None:
             return f"{'probes' if self.probes else 'shadow models'} need public inputs"
         if held.known is not None:
@@ -272,6 +265,7 @@ class Informed:
                 restarts=self.restarts, centres=(0.9 * low + 0.1 * high, 0.5 * low + 0.5 * high),
                 spread=(high - low) / 10,
                 settings=self.replaying,
+                box=model_box(target),
             )  # fmt: skip
         else:
             starts = class_starts(run.inputs, run.labels, outputs_of(target))
@@ -337,68 +331,3 @@ class Informed:
             stated=Stated(counted=1, certified=0),
             figures=figures,
         )
-
-
-def blank_records(target: Target, count: int) -> Examples:
-    """So many records of zeros and class 0, in place of those that nobody has."""
-    return Examples(
-        inputs=torch.zeros(count, *target.input_shape),
-        labels=torch.zeros(count, dtype=torch.long),
-        ids=tuple(map(str, range(count))),
-    )
-
-
-def conclude_replay(target: Target, found: Replayed, error: Tensor) -> Candidates:
-    """The best answer's records, certified if the run with them ends at the released weights and
-    would not with others near them. error: their squared errors."""
-    records, labels = found.records[0], found.labels[0]
-    residual, count = float(found.residual[0]), len(found.records[0])
-    data = target.scaling.to_data(records).float()
-    boxed = bool(in_box(data, target.bounds).all())
-    matched = bool(found.matched[0] & found.determined[0]) and boxed
-    passed = (error < TOLERANCES.sure * spread_of(records.flatten(1).double())) & torch.tensor(
-        matched
-    )
-    stated, sure = stated_errors(target, data, error, passed), int(passed.sum())
-    words = replay_reason(found, boxed)
-    if matched:
-        words += f", {worst_of(stated)}" if sure else ", but not closely enough to vouch for any"
-    return Candidates(
-        inputs=data,
-        confidence=passed * (1.0 - min(1.0, residual)),
-        labels=labels,
-        status=status_of(sure, count),
-        reason=words,
-        stated=Stated(counted=count, certified=sure, passed=passed.tolist(), error=stated),
-        figures={
-            "found": count,
-            "residual": residual,
-            "determined": bool(found.determined[0]),
-            "evaluations": found.evaluations,
-        },
-        trace={"residual": list(found.trace)},
-    )
-
-
-def replay_reason(found: Replayed, boxed: bool) -> str:
-    """The finding's reason: why the best answer is certified, or why it is not. boxed: it lies
-    in the box of the data."""
-    count, idle = len(found.records[0]), int(found.idle[0].sum())
-    left = f"leaves {float(found.residual[0]):.1e} of the misfit"
-    words = f"the run with {'it' if count == 1 else 'them'} {left}"
-    if not bool(found.matched[0]):
-        return (
-            f"{words}: the run was not matched; initial weights, order or recipe may be wrong, "
-            "noise may have been added, or more evaluations are needed"
-        )
-    if idle:
-        which = "the record" if count == 1 else f"{idle} of {count} records"
-        return (
-            f"{words}, but the run does not depend on {which}: all units, or all that read some "
-            "entries, are silent there or nearly so, and other records would fit as well"
-        )
-    if not bool(found.determined[0]):
-        return f"{words}, but too little is seen to hold every entry: others would fit as well"
-    if not boxed:
-        return f"{words}, but entries leave the box of the data"
-    return f"{words}: the records are those of the run"

@@ -118,3 +118,12 @@ def trained_by(
     model = with_weights(target.model, {name: end[0] for name, end in ends.items()})
     known = Knowledge(initial=held.initial, recipe=held.recipe, loss=run.recipe.loss)
     return replace(target, model=model, knowledge=known)
+
+
+def blank_records(target: Target, count: int) -> Examples:
+    """So many records of zeros and class 0, in place of those that nobody has."""
+    return Examples(
+        inputs=torch.zeros(count, *target.input_shape),
+        labels=torch.zeros(count, dtype=torch.long),
+        ids=tuple(map(str, range(count))),
+    )

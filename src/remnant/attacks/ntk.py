@@ -20,6 +20,7 @@ from remnant.attacks.about import (
     Space,
     graph_cost,
     pass_seconds,
+    reflections,
     setting,
     training_seconds,
 )
@@ -139,8 +140,9 @@ class NTK:
         if plain is not None:
             target, evidence = plain
         pair = first_pair(target.model, after_convolutions=True)
-        two = has_head(target.model)
-        behind = two or tuned_head(target.model, evidence.start, evidence.end)
+        model, shape = target.model, target.input_shape
+        two = has_head(model, shape)
+        behind = two or tuned_head(model, shape, evidence.start, evidence.end)
         if isinstance(pair, str) and self.preset in ("auto", "exact") and behind:
             dense = partial(replace(self, preset="exact"), generator=generator)
             how = FRONT if self.steps is None else replace(FRONT, evaluations=self.steps)
@@ -171,9 +173,9 @@ class NTK:
             return "the weights before training were not given"
         if statistics_moved(scene.target.model, scene.target.knowledge.initial):
             return IN_TRAINING
-        model = folded_model(scene.target.model)
+        model, shape = folded_model(scene.target.model), scene.target.input_shape
         before = scene.target.knowledge.initial
-        if has_head(model) or tuned_head(model, before, scene.target.weights):
+        if has_head(model, shape) or tuned_head(model, shape, before, scene.target.weights):
             return None
         pair = first_pair(model, after_convolutions=True)
         return pair if isinstance(pair, str) else None
@@ -182,9 +184,9 @@ class NTK:
         """Where records are told, approximate candidates follow a search that proved nothing."""
         recipe = twin_recipe(scene.loss)
         twin = training_seconds(scene, recipe, recipe.steps // 4)  # it mostly fits long before
-        cost = graph_cost(scene, 2.5e4, 2 * self.patience)
+        cost = graph_cost(scene, 2.5e4, reflections(2 * self.patience))
         count, shape = scene.target.knowledge.records, scene.target.input_shape
-        if has_head(folded_model(scene.target.model)):  # images from features
+        if has_head(folded_model(scene.target.model), shape):  # images from features
             images = FRONT.evaluations * pass_seconds(scene, scene.records)
             return replace(cost, seconds=cost.seconds + images, most=None, twin=twin)
         rough = 0.0
@@ -200,7 +202,7 @@ class NTK:
         assert target.knowledge.initial is not None
         model.load_state_dict(target.knowledge.initial, strict=False)
         recipe = twin_recipe(scene.loss)
-        if tuned_head(model, target.knowledge.initial, target.weights):
+        if tuned_head(model, target.input_shape, target.knowledge.initial, target.weights):
             recipe = replace(recipe, steps=10, momentum=0.0, stop_loss=None)
             names = [name for name, _ in model.named_parameters()]
             moved = {n for n in names if bool((target.weights[n] != model.get_parameter(n)).any())}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remnant.models.stack import Parts
+from remnant.models.fronts import Parts
 from remnant.progress import task
 from remnant.solvers.descent.matching import Bounds, sign_descent, total_variation
 from remnant.training.losses import loss_named

@@ -18,6 +18,7 @@ from remnant.solvers.replay.columns import by_columns
 from remnant.solvers.replay.newton import newton
 from remnant.solvers.replay.problem import Box, ReplayProblem, ReplaySettings
 from remnant.solvers.replay.run import Observation, end_of_run, misfit
+from remnant.solvers.replay.smoothing import by_smoothing
 from remnant.solvers.replay.tolerances import TOLERANCES
 from remnant.training.fleet import SharedRun
 from remnant.types import Weights
@@ -95,6 +96,8 @@ def replay(
 
 def solvers_for(problem: ReplayProblem) -> tuple[Solver, ...]:
     """In turn, for the rows that those before have not matched."""
+    if problem.adam and problem.run.extra > 1 and problem.observation.whole:
+        return (by_smoothing,)
     if not problem.columnar or not (problem.kinks or problem.adam):
         return (solve,)
     if not problem.kinks:
@@ -243,6 +246,7 @@ def replay_update(
     centres: Sequence[float] = (0.1, 0.5),
     spread: float = 0.1,
     settings: ReplaySettings | None = None,
+    box: Box | None = None,
 ) -> Replayed:
     """A few steps on records of which nothing but the labels (m) is known, as a client of federated
     averaging takes them: from `restarts` random starts, best match first.
@@ -255,5 +259,7 @@ def replay_update(
     middles = torch.tensor([centres[k % len(centres)] for k in range(restarts)])
     starts = (middles.view(-1, *[1] * (draws.ndim - 1)) + spread * draws).to(like)
     many = {n: w.to(like).expand(restarts, *w.shape) for n, w in released.items()}
-    found = replay(run, many, starts=starts, labels=labels.expand(restarts, -1), settings=settings)
+    found = replay(
+        run, many, starts=starts, labels=labels.expand(restarts, -1), settings=settings, box=box
+    )
     return found.rows(found.residual.argsort())

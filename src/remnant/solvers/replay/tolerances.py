@@ -23,6 +23,13 @@ class Tolerances:
     brighter: float = 0.06  # change of brightness that is tried either way
     history: int = 10  # rounds that Anderson's extrapolation remembers
     patience: int = 12  # rounds without a smaller misfit
+    # Several records of a training by Adam: its eps is made to fall from `eps_from` to `eps_to`
+    # times the gradient's size over `smooth_steps`. A smaller first one has no slope to follow, and
+    # one that falls further or faster freezes records before they are right.
+    eps_from: float = 1.0
+    eps_to: float = 1e-3
+    smooth_steps: int = 600
+    smooth_rate: float = 0.05  # of the first step, of the spread of entries; falls to 0
     # Whether the run holds its records.
     sense_draws: int = 2  # random combinations of what is seen; one could miss an entry by chance
     move: float = 0.05  # of the spread of the data: a move that must be seen
