@@ -77,7 +77,7 @@ def run_one(name: str, options: argparse.Namespace) -> Row:
     row["reads"] = before["code"] == 0
     applies = json.loads(before["out"]) if row["reads"] else []
     row["applies"] = [one["attack"] for one in applies if one["applies"]]
-    row["said"] = {a["attack"]: [a["seconds"], a["control"]] for a in applies if a["applies"]}
+    row["said"] = {a["attack"]: a for a in applies if a["applies"]}
     out = str(folder / f"found-{os.getpid()}")
     after = remnant(["audit", spec, "--out", out, "--gate", "--budget", options.budget, "--json"])
     row |= {"seconds": after["seconds"], "code": after["code"], "verdict": "refused"}
@@ -114,8 +114,7 @@ def fault_of(row: Row, after: Row) -> str:
 
 def false_red(told: Row) -> str:
     """All records were trained on: a claim is wrong only if nothing like it came back."""
-    rows = {r["id"]: r for a in told["attacks"] if a["finding"] for r in a["finding"]["per_record"]}
-    bad = [one["id"] for one in told["exposed"] if rows[one["id"]].get("squared_l2") is None]
+    bad = [one["id"] for one in told["exposed"] if one["squared_l2"] is None]
     return f"exposed without a reconstruction: {bad[0]}" if bad else ""
 
 
@@ -159,13 +158,20 @@ def verdict(row: Row) -> str:
 
 
 def estimates(row: Row) -> str:
-    """CPU seconds that preflight said, with the control where one was played, and those taken."""
+    """CPU seconds that preflight said, with the control where one was played, and those taken; "to"
+    what it said of a search that finds nothing, where nothing was found."""
     words = []
     for attack in row.get("told", {}).get("attacks", ()):
-        if attack["attack"] in row["applies"] and attack["finding"] is not None:
-            alone, control = row["said"][attack["attack"]]
-            said = alone + (control if attack["control"] else 0)
-            words.append(f"{attack['attack']} {said:.2g} said, {row['took'][attack['attack']]:.2g}")
+        name = attack["attack"]
+        if name not in row["applies"] or name not in row["took"]:
+            continue
+        cost = row["said"][name]
+        more = cost["control"] if attack["control"] else 0
+        said = f"{cost['seconds'] + more:.2g}"
+        if cost["at_most"] and attack["verdict"] != "exposed":
+            said += f" to {cost['at_most'] + more:.2g}"
+        took = f"{row['took'][name]:.2g}" + ("" if attack["finding"] else " until stopped")
+        words.append(f"{name}: {said} said, {took}")
     return "; ".join(words)
 
 

@@ -134,13 +134,16 @@ def lightning(folder: Path) -> Fields:
     return {"weights": "epoch=30.ckpt", "model": "mlp:784-300-300-10"}
 
 
-def one_gradient(folder: Path, name: str) -> Fields:
-    """Of 16 records in training mode, as a client computes it."""
+def one_gradient(folder: Path, name: str, buffers: bool = False) -> Fields:
+    """Of 16 records in training mode, as a client computes it; with the buffers after the step,
+    as one sends them that has batch norm."""
     x, y = digits(folder, 16, shape=(784,))
     model = net(folder, name).train()
     torch.save(model.state_dict(), folder / "model.pt")
     nn.functional.cross_entropy(model(x), y).backward()
-    torch.save({name: p.grad for name, p in model.named_parameters()}, folder / "grad.pt")
+    sent = {name: p.grad for name, p in model.named_parameters()}
+    sent |= dict(model.named_buffers()) if buffers else {}
+    torch.save(sent, folder / "grad.pt")
     return {"weights": "model.pt", "gradient": "grad.pt", "model": f"nets.py:{name}"}
 
 
@@ -203,7 +206,8 @@ def logistic(folder: Path) -> Fields:
     from remnant.models.linear_estimators import from_estimator, save_linear
 
     x, y = datasets.load_digits(return_X_y=True)
-    x, y = kept(folder, x[y < 2], y[y < 2], 100)
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(y < 2))
+    x, y = kept(folder, x[rows], y[rows], 100)
     save_linear(folder / "model.json", from_estimator(LogisticRegression().fit(x, y)))
     return {"weights": "model.json"}
 
@@ -226,7 +230,8 @@ def sklearn_mlp(folder: Path) -> Fields:
     from sklearn.neural_network import MLPClassifier
 
     x, y = datasets.load_digits(return_X_y=True)
-    x, y = kept(folder, (x / 16).astype(np.float32), y, 200, 500)
+    rows = np.random.default_rng(0).permutation(len(x))
+    x, y = kept(folder, (x[rows] / 16).astype(np.float32), y[rows], 200, 500)
     model = MLPClassifier((100,), max_iter=200, random_state=0).fit(x, y)
     state = {}
     for i, (weight, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
@@ -286,7 +291,14 @@ MODELS: dict[str, tuple[str, Callable[[Path], Fields]]] = {
     "dense, AdamW, 20 epochs": ("`{'model', 'optimizer'}`, .ckpt", adamw_epochs),
     "dense, AdamW's state after a step": ("the same", adam_state),
     "dense, Lightning": ("`state_dict`, `model.`", lightning),
-    "batch norm, one gradient": ("state dicts", partial(one_gradient, name="bn_mlp")),
+    "batch norm, one gradient": (
+        "gradients and running statistics",
+        partial(one_gradient, name="bn_mlp", buffers=True),
+    ),
+    "batch norm, its statistics not sent": (
+        "gradients alone",
+        partial(one_gradient, name="bn_mlp"),
+    ),
     "dropout, one gradient": ("state dicts", partial(one_gradient, name="dropout_mlp")),
     "LeNet, AdamW": ("state dict", partial(alone, name="lenet", records=300, epochs=20, batch=32)),
     "ResNet with batch norm, SGD": ("`{'ema'}`, .bin; a dict out", resnet),

@@ -6,10 +6,10 @@ from torch import nn
 
 def bn_mlp():
     return nn.Sequential(
-        nn.Linear(784, 512),
-        nn.BatchNorm1d(512),
+        nn.Linear(784, 1024),
+        nn.BatchNorm1d(1024),
         nn.ReLU(),
-        nn.Linear(512, 128),
+        nn.Linear(1024, 128),
         nn.ReLU(),
         nn.Linear(128, 10),
     )
