@@ -23,6 +23,7 @@ from remnant.data.texts import padded
 from remnant.devices import computed_there, computing_on, living_on
 from remnant.models import build, save_weights
 from remnant.solvers.numerics import best_fit
+from remnant.solvers.reconstructor.reconn import RecoNN, fit_reconn
 from remnant.training import SGD, PrivateDescent, train
 from remnant.types import Examples, Knowledge, Scaling, Status, Target
 from seeding import seeded
@@ -119,6 +120,15 @@ def test_training_elsewhere_ends_at_the_same_weights(recipe):
     assert all(type(p) is nn.Parameter for p in found.model.parameters())
     assert all(torch.equal(found.final[name], p) for name, p in wanted.final.items())
     assert found.ledger == wanted.ledger
+
+
+def test_a_reconstructor_trained_elsewhere_comes_back_the_same():
+    seen, inputs = torch.randn(20, 6, generator=seeded(1)), DIGITS.inputs[:20]
+    settings = RecoNN(width=16, epochs=2, batch_size=8)
+    wanted = fit_reconn(seen, inputs, settings, generator=seeded())
+    with pretending(), computing_on(AWAY):
+        found = fit_reconn(seen, inputs, settings, generator=seeded())
+    assert torch.equal(found(seen), wanted(seen))
 
 
 def test_a_loop_that_was_stopped_elsewhere_goes_on_there():

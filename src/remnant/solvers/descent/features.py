@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.descent.matching import Bounds
@@ -40,6 +41,7 @@ class FeatureInversion:
                 raise InputError(expected(f"feature inversion: {name}", f"{low} or more", got))
 
 
+@computed_there
 def invert_by_descent(
     backbone: nn.Module,
     features: Tensor,

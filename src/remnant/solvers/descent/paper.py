@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from remnant.checkpoints import checkpoint
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.gradients.calls import call
 from remnant.gradients.smoothing import smoothed
@@ -179,6 +180,7 @@ class Descended:
     trace: list[float]
 
 
+@computed_there
 def descend(
     model: nn.Module,
     evidence: Evidence,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remnant.devices import computed_there
 from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.reconstructor.networks import dense, initialise, patch_critic, transposed
@@ -94,6 +95,7 @@ def principal(features: Tensor, count: int, *, rows: int = 2000) -> Tensor:
     return scaled
 
 
+@computed_there
 def fit_reconn(
     seen: Tensor,
     inputs: Tensor,
