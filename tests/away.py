@@ -115,7 +115,7 @@ def away(func, args, kwargs):
         check(func, args, kwargs, given, there)
     if device is not None:
         kwargs = {**kwargs, "device": torch.device("cpu") if goes else device}
-    if torch.Tag.inplace_view in func.tags:  # squeeze_ and the like change the outer shape too
+    if there and torch.Tag.inplace_view in func.tags:  # squeeze_ changes the outer shape too
         with no_dispatch():
             func(*args, **kwargs)
     inner = {id(t.held): t for t in there}

@@ -45,11 +45,13 @@ def computed_there(function: Callable[Given, Returned]) -> Callable[Given, Retur
 
     @wraps(function)
     def there(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        if _here.get() != CPU:  # called by another one
+            return function(*args, **kwargs)
         home = device_of((args, kwargs))
         device = _wanted.get() or home
         if device.type == "mps":  # it has no float64, which most solvers need
             device = CPU
-        if _here.get() != CPU or device == home == CPU:
+        if device == home == CPU:
             return function(*args, **kwargs)
         with living_on(device):
             found: Any = function(*moved(args, device), **moved(kwargs, device))
