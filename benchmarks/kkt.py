@@ -20,6 +20,7 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -178,19 +179,20 @@ def compare_paper(args: argparse.Namespace) -> None:
             spent, inputs = attack(victim, KKT(starts=starts, steps=steps), seed)
             told = f"{alike(victim, inputs)} in {spent:.1f} s"
             print(f"{words} default, {starts} x {steps} steps: {told}", flush=True)
-        spent, best, pool = 0.0, "", list[Tensor]()
+        spent, best, pool = 0.0, "0/0", list[Tensor]()
         while spent < args.seconds:
             how = KKT(preset="paper", steps=args.paper_steps)
             more, inputs = attack(victim, how, 1000 * seed + len(pool))
             spent += more
             pool.append(inputs)
-            best = max(best, alike(victim, inputs), key=lambda told: int(told.split("/")[0] or 0))
+            best = max(best, alike(victim, inputs), key=lambda told: int(told.split("/")[0]))
             told = f"{alike(victim, torch.cat(pool))} in {spent:.0f} s, the best alone {best}"
             print(f"{words} paper, {len(pool)} x {args.paper_steps} steps: {told}", flush=True)
 
 
 def weigh(records: int, width: int, steps: int) -> dict[str, float]:
-    """What a step costs at that size; random weights cost what trained ones do."""
+    """What a step costs at that size. Random weights cost what trained ones do, but for the next
+    layer's row space, which shows in trained ones alone: any directions take its place."""
     prepare()
     generator = generator_for(1, "weights")
     model = build(f"mlp:3072-{width}-{width}-10:nobias", generator=generator)
@@ -200,6 +202,8 @@ def weigh(records: int, width: int, steps: int) -> dict[str, float]:
     begun = time.process_time()
     shape = {"records": records, "rank": min(records, width), "inner_rank": 40, "box": box}
     problem = pose(layers, (3, 32, 32), **shape)  # type: ignore[arg-type]
+    rows = torch.linalg.qr(torch.randn(width, min(records, width - 1), generator=generator))[0].T
+    problem = replace(problem, rows={1: rows.contiguous()})
     posed = time.process_time()
     duals = Duals(objective="soft", labels=balanced_labels(2 * records, 10), outputs=10)
     descend(problem, duals, Search(steps=steps), starts=1, generator=generator)
