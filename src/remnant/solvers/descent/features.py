@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from remnant.devices import computed_there
-from remnant.errors import InputError, expected
 from remnant.progress import task
 from remnant.solvers.descent.matching import Bounds
 from remnant.solvers.descent.paper import normal
@@ -33,12 +32,6 @@ class FeatureInversion:
     # Share of a record's largest feature below which one is silent: rounding must not pass for a
     # unit that fires, nor a weak unit for rounding.
     silent: float = 1e-4
-
-    def __post_init__(self) -> None:
-        for name, low in (("evaluations", 1), ("roughness", 0), ("box", 0)):
-            got = getattr(self, name)
-            if not got >= low:
-                raise InputError(expected(f"feature inversion: {name}", f"{low} or more", got))
 
 
 @computed_there
