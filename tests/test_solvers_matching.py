@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from remnant.errors import InputError
+from remnant.solvers.descent.images import draw, total_variation
 from remnant.solvers.descent.label_counts import infer_labels, labels_of_run
-from remnant.solvers.descent.matching import Matching, draw, match_gradient, total_variation
+from remnant.solvers.descent.matching import Matching, match_gradient
 from remnant.training import GradientDescent, loss_named, train
 from remnant.types import Examples, Scaling
 from seeding import seeded

@@ -140,20 +140,10 @@ class NTK:
         if plain is not None:
             target, evidence = plain
         pair = first_pair(target.model, after_convolutions=True)
-        model, shape = target.model, target.input_shape
-        two = has_head(model, shape)
-        behind = two or tuned_head(model, shape, evidence.start, evidence.end)
-        if isinstance(pair, str) and self.preset in ("auto", "exact") and behind:
-            dense = partial(replace(self, preset="exact"), generator=generator)
-            how = FRONT if self.steps is None else replace(FRONT, evaluations=self.steps)
-            found = through_front(target, evidence, dense, generator, otherwise=pair, settings=how)
-            none = found.status is Status.NOT_APPLICABLE
-            if self.preset == "exact" or not (
-                none or (not two and not found.figures.get("features"))
-            ):
-                return found
-            found = replace(found, reason=pair) if none else found
-            return self.fall_back(target, evidence, found, generator)
+        if isinstance(pair, str) and self.preset in ("auto", "exact"):
+            behind = self.behind(target, evidence, pair, generator)
+            if behind is not None:
+                return behind
         moved = any(bool(change.any()) for change in evidence.vector.values())
         if self.preset in ("auto", "exact"):
             found = self.exact(target, evidence, generator)
@@ -165,6 +155,24 @@ class NTK:
         if self.preset == "paper":
             return self.paper(target, evidence, generator)
         return self.project(target, evidence, generator)
+
+    def behind(
+        self, target: Target, evidence: Evidence, otherwise: str, generator: torch.Generator
+    ) -> Candidates | None:
+        """Of a network whose dense layers stand behind anything else; None where they do not.
+        otherwise: the reason to return where their records are not found."""
+        model, shape = target.model, target.input_shape
+        two = has_head(model, shape)
+        if not two and not tuned_head(model, shape, evidence.start, evidence.end):
+            return None
+        dense = partial(replace(self, preset="exact"), generator=generator)
+        how = FRONT if self.steps is None else replace(FRONT, evaluations=self.steps)
+        found = through_front(target, evidence, dense, generator, otherwise=otherwise, settings=how)
+        none = found.status is Status.NOT_APPLICABLE
+        if self.preset == "exact" or not (none or (not two and not found.figures.get("features"))):
+            return found
+        found = replace(found, reason=otherwise) if none else found
+        return self.fall_back(target, evidence, found, generator)
 
     def why_not(self, scene: Scene) -> str | None:
         if scene.linear:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from remnant.devices import computed_there
 from remnant.progress import task
-from remnant.solvers.descent.matching import Bounds
-from remnant.solvers.descent.paper import normal
+from remnant.solvers.descent.images import Bounds, draw
 from remnant.solvers.numerics import minimise
 
 
@@ -49,7 +48,7 @@ def invert_by_descent(
     like = next(backbone.parameters())
     wanted = features.detach().to(like).flatten(1)
     size = wanted.square().sum(1).clamp(min=1e-30)
-    start = (settings.image_std * normal(len(features), shape, generator)).to(like)
+    start = (settings.image_std * draw(len(features), shape, None, generator)).to(like)
     backbone = copy.deepcopy(backbone)  # it is watched
     misfit = _misfit(backbone, start[:1], settings.silent)
     box = None if bounds is None else [torch.as_tensor(end).to(like) for end in bounds]

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from remnant.models.fronts import Parts
 from remnant.progress import task
-from remnant.solvers.descent.matching import Bounds, sign_descent, total_variation
+from remnant.solvers.descent.images import Bounds, sign_descent, total_variation
 from remnant.training.losses import loss_named
 
 

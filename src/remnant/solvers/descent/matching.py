@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from remnant.checkpoints import checkpoint
 from remnant.errors import InputError, expected
 from remnant.progress import Step, task
+from remnant.solvers.descent.images import Bounds, draw, sign_descent, total_variation
 from remnant.solvers.descent.label_counts import infer_labels
 from remnant.training.losses import loss_named
 from remnant.types import Weights
 
-Bounds = tuple[Tensor | float, Tensor | float]
 End = tuple[float, Tensor, list[float]]
 """The least distance of a descent, the inputs there, and the distance along the way."""
 
@@ -139,33 +139,6 @@ def check_gradient(model: nn.Module, gradient: Weights, count: int) -> None:
         raise InputError(expected("gradient", "numbers other than zero", "zeros or nothing"))
     if count < 1:
         raise InputError(expected("matching: count", "1 or more", count))
-
-
-def draw(
-    count: int, shape: tuple[int, ...], bounds: Bounds | None, generator: torch.Generator
-) -> Tensor:
-    """Random inputs, count x shape: uniform in the box, or standard normal."""
-    if bounds is None:
-        return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
-    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in bounds)
-    return low + (high - low) * torch.rand(count, *shape, generator=generator, dtype=torch.float64)
-
-
-def total_variation(inputs: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, down plus across; flat inputs have none."""
-    if inputs.ndim < 4:
-        return inputs.new_zeros(())
-    return inputs.diff(dim=-2).abs().mean() + inputs.diff(dim=-1).abs().mean()
-
-
-def sign_descent(
-    inputs: Tensor, rate: float, steps: int
-) -> tuple[torch.optim.Adam, torch.optim.lr_scheduler.LRScheduler]:
-    """Adam for `inputs`, which is to be given signs of slopes, and its rate: a tenth after 3/8, 5/8
-    and 7/8 of the steps."""
-    adam = torch.optim.Adam([inputs], lr=rate)
-    cuts = [steps * eighths // 8 for eighths in (3, 5, 7)]
-    return adam, torch.optim.lr_scheduler.MultiStepLR(adam, cuts, gamma=0.1)
 
 
 def _descend(objective: Objective, start: Tensor, bounds: Bounds | None, step: Step) -> End:

@@ -27,6 +27,7 @@ from remnant.gradients.calls import call
 from remnant.gradients.smoothing import smoothed
 from remnant.gradients.sums import weighted_sum
 from remnant.progress import task
+from remnant.solvers.descent.images import draw
 from remnant.types import Evidence, Weights
 
 
@@ -306,7 +307,7 @@ def _start(
         model, evidence.vector, points, temperature=settings.temperature[0], dtype=dtype
     )
     count = max(1, round(settings.per_record * records))
-    inputs = (settings.image_std * normal(count, shape, generator)).to(dtype)
+    inputs = (settings.image_std * draw(count, shape, None, generator)).to(dtype)
     width = call(goal.model, inputs[:1], goal.points[0]).shape[1] * len(points)
     uniform = torch.rand(count, width, generator=generator, dtype=torch.float64)
     duals, pace = ((2 * uniform - 1) * settings.dual_range).to(dtype), 1.0
@@ -319,11 +320,6 @@ def _start(
 
 def _squared(values: Weights) -> Tensor:
     return torch.stack([v.square().sum() for v in values.values()]).sum()
-
-
-def normal(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Drawn in float64, so that every dtype starts at the same candidates."""
-    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
 
 
 def temperature_at(settings: Descent, step: int) -> float:

@@ -23,7 +23,8 @@ from remnant.gradients.sums import inner_products
 from remnant.models.stack import working
 from remnant.progress import Step, task
 from remnant.solvers.consensus import cluster
-from remnant.solvers.descent.paper import Objective, normal, objective
+from remnant.solvers.descent.images import draw
+from remnant.solvers.descent.paper import Objective, objective
 from remnant.solvers.numerics import damped_cholesky
 from remnant.types import Evidence
 
@@ -86,7 +87,7 @@ def search(
     ends, losses = [], []
     with task("projected descent", settings.starts * settings.steps) as step:
         for _ in range(settings.starts):
-            start = (settings.image_std * normal(count, shape, generator)).float()
+            start = (settings.image_std * draw(count, shape, None, generator)).float()
             free = start if basis is None else start.flatten(1) @ basis.T
             end, loss = _descend(goal, settings, free, _placed(basis, shape), step)
             ends.append(end)
