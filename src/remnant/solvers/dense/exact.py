@@ -14,16 +14,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from remnant.solvers.dense.certificate import Certificate, at_least_usual, certify, spread_of
 from remnant.solvers.dense.problem import Problem
 from remnant.solvers.dense.rerun import Fit
 from remnant.solvers.dense.rounds import Found, Search, barren_in, nothing_found
-from remnant.solvers.dense.search import refine_points, search_on
+from remnant.solvers.dense.search import search_on, sharpened
 from remnant.solvers.dense.smooth import SmoothProblem, search_smooth, squared_errors
 from remnant.solvers.dense.tolerances import TOLERANCES
-from remnant.solvers.numerics import complement
 from remnant.solvers.spans import Span
 
 
@@ -139,25 +137,11 @@ def finish(problem: Problem, found: Found) -> tuple[Tensor, Tensor | None]:
     if problem.signals is not None or not len(found):
         return to_inputs(found.y @ problem.span.right), torch.full((len(found),), math.inf)
     middle, low, high = (
-        to_inputs(refine_found(problem, found, exponent) @ problem.span.right)
+        to_inputs(sharpened(problem, found, exponent) @ problem.span.right)
         for exponent in (0.75, 0.5, 1.0)
     )
     moved = (high - low).square().sum(1)
     return middle, 1.5 * TOLERANCES.safety * moved.clamp(min=float(moved.median()))
-
-
-def refine_found(problem: Problem, found: Found, exponent: float) -> Tensor:
-    """Points y (k x n) solved for once more, each in the space that is left to it by the other
-    records' duals."""
-    rows, penalty = found.z / problem.span.scale, problem.penalty(exponent)
-    rest, own = complement(rows, problem.count), torch.linalg.pinv(rows).T
-    points = []
-    for y, direction in zip(found.y, own, strict=True):
-        basis = torch.linalg.qr(torch.cat([rest, direction[:, None]], dim=1))[0]
-        near = normalize(y[None] @ basis, dim=1)
-        better = refine_points(problem.start @ basis, penalty, near, iterations=3)
-        points.append(better[0] @ basis.T)
-    return torch.stack(points)
 
 
 def solve_records(span: Span, z: Tensor) -> Tensor:

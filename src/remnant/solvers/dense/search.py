@@ -82,7 +82,8 @@ def find_records(
 
     Where they determine none, points are refined first, and tell better which neurons are silent. A
     search may have come to one record with its point and to another like it with its dual; so if
-    that does not do either, duals begin from what the points alone say.
+    that does not do either, duals begin from what the points alone say, and from what the duals
+    found leave to them.
     """
     basis = complement(found.z / problem.span.scale, problem.count)
     subspace = subspace_of(problem, basis, found, TOLERANCES.cosines[turn])
@@ -93,8 +94,9 @@ def find_records(
         z, sure = fit_duals(problem, y, rough)
         left = ~sure
         if bool(left.any()):
-            own = duals_at(problem, found, y[left])
-            z[left], sure[left] = fit_duals_closely(problem, y[left], own)
+            normals = dual_normals(problem, sharpened(problem, found))
+            own = duals_at(problem, normals, y[left])
+            z[left], sure[left] = fit_duals_closely(problem, normals, y[left], own)
     return y, z, sure
 
 
@@ -156,12 +158,19 @@ def fit_duals(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return z, determined(problem, z, problem.not_firing(y))
 
 
-def fit_duals_closely(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in smaller steps, for duals that points alone told. Most end so near their zeros
-    that fine refits do, and no small entry that is no zero bends them; the others take all."""
-    silent = silent_neurons(problem.margin(y), problem.count)
-    widths = [max(width, problem.zero) for width in TOLERANCES.widths for _ in range(3)]
-    near, where = null_vectors(problem.span.left, z, silent, widths), problem.not_firing(y)
+def fit_duals_closely(
+    problem: Problem, normals: Tensor, y: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same in smaller steps, for duals that points alone told. At first their components along
+    `normals` (f x n), which the records found exclude, are held small, too. Most end so near their
+    zeros that fine refits do, and no small entry that is no zero bends them; others take all."""
+    silent, where = silent_neurons(problem.margin(y), problem.count), problem.not_firing(y)
+    rows = torch.cat([problem.span.left, math.sqrt(problem.count) * normals])
+    zeros = torch.cat([silent, torch.ones(len(y), len(normals), dtype=silent.dtype)], dim=1)
+    wide = [width for width in TOLERANCES.widths[:4] for _ in range(2)]
+    narrow = [max(width, problem.zero) for width in TOLERANCES.widths[3:] for _ in range(3)]
+    near = null_vectors(rows, z, zeros, wide)
+    near = null_vectors(problem.span.left, near, silent, narrow)
     z = fit_to_zeros(problem, near, TOLERANCES.refits[2:])
     left = ~determined(problem, z, where)
     z[left] = fit_to_zeros(problem, near[left])
@@ -180,11 +189,11 @@ def new_duals(found: Found, z: Tensor, sure: Tensor) -> Tensor:
     return new
 
 
-def duals_at(problem: Problem, found: Found, y: Tensor) -> Tensor:
+def duals_at(problem: Problem, normals: Tensor, y: Tensor) -> Tensor:
     """Rough duals (k x n) from points y (k x n) alone: unit rows that are smallest on the neurons
     that a point leaves most silent, and that have little of what the duals found exclude."""
     left, duals = problem.span.left, []
-    excluded = soft_projector_on(dual_normals(problem, found))
+    excluded = soft_projector_on(normals)
     silent = problem.margin(y).topk(int(1.2 * problem.count), dim=1, largest=False).indices
     for neurons in silent:
         rows = left[neurons]
@@ -192,10 +201,25 @@ def duals_at(problem: Problem, found: Found, y: Tensor) -> Tensor:
     return torch.stack(duals)
 
 
-def dual_normals(problem: Problem, found: Found) -> Tensor:
-    """Unit rows (k x n), one for each record found, that the duals of all other records are
-    orthogonal to: from M = sum_i a_i x~_i^T, z_j / scale is orthogonal to y_i where i is not j."""
-    return normalize(found.y / problem.span.scale, dim=1)
+def dual_normals(problem: Problem, y: Tensor) -> Tensor:
+    """Unit rows (k x n), one for each point y (k x n) of a record found, that the duals of all
+    other records are orthogonal to: from M = sum_i a_i x~_i^T, z_j / scale is orthogonal to y_i
+    where i is not j."""
+    return normalize(y / problem.span.scale, dim=1)
+
+
+def sharpened(problem: Problem, found: Found, exponent: float = 0.75) -> Tensor:
+    """Points y (k x n) of the records found, solved for once more, each in the space that is left
+    to it by the other records' duals: the fewer records are missing, the smaller it is."""
+    rows, penalty = found.z / problem.span.scale, problem.penalty(exponent)
+    rest, own = complement(rows, problem.count), torch.linalg.pinv(rows).T
+    points = []
+    for y, direction in zip(found.y, own, strict=True):
+        basis = torch.linalg.qr(torch.cat([rest, direction[:, None]], dim=1))[0]
+        near = normalize(y[None] @ basis, dim=1)
+        better = refine_points(problem.start @ basis, penalty, near, iterations=3)
+        points.append(better[0] @ basis.T)
+    return torch.stack(points) if points else found.y
 
 
 def soft_projector_on(rows: Tensor, ridge: float = 1 / 30) -> Tensor:
