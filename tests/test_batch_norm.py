@@ -78,6 +78,17 @@ def test_after_some_training_too():
     assert float(distances(found, inputs).values.max()) < 1e-6
 
 
+def test_dropout_beside_it_is_named_as_what_is_in_the_way():
+    layers = list(network(after_next=False))
+    model = nn.Sequential(*layers[:3], nn.Dropout(0.3), *layers[3:])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, gradient = captured(model, batch(records=4))
+    found = Gradient()(target_of(model, gradient), generator=seeded())
+    assert found.status is Status.INCONCLUSIVE
+    assert "the network has dropout too" in found.reason
+
+
 def test_evaluation_mode_is_folded():
     inputs, labels = batch()
     model = network()

@@ -241,7 +241,7 @@ def test_bad_flags_are_one_line(tmp_path, monkeypatch, capsys, arguments, words)
     [
         (["--shape", "1x5"], "625 numbers"),
         (["--shape", "axb"], "--shape"),
-        (["--mean", "0.1,0.2", "--shape", "1x25x25"], "--mean: expected 1 or 1 numbers"),
+        (["--mean", "0.1,0.2", "--shape", "1x25x25"], "--mean: expected 1 number, got 2"),
         (["--mean", "soon"], "--mean"),
         (["--mean", "public"], "give --public"),
         (["--std", "0"], "std"),

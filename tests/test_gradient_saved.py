@@ -66,7 +66,10 @@ def test_after_ten_steps_on_one_batch_the_sum_gives_it_back_too(tmp_path, kind):
     inputs = checkpoint(tmp_path / "c.pt", small, 10)
     finding, found = found_in(tmp_path / "c.pt", tmp_path / "out")
     assert finding["status"] == "complete", finding["reason"]
-    assert float(torch.cdist(inputs, found).min(1).values.max()) < 1e-4
+    distances = torch.cdist(inputs, found)
+    assert float(distances.min(1).values.max()) < 1e-4
+    labels = read_weights(tmp_path / "out" / "candidates.safetensors")["labels"]
+    assert torch.equal(labels[distances.argmin(1)], torch.arange(RECORDS) % 5)
 
 
 def test_after_five_batches_the_reason_names_adam_and_what_would_help(tmp_path):
@@ -74,4 +77,4 @@ def test_after_five_batches_the_reason_names_adam_and_what_would_help(tmp_path):
     finding, _ = found_in(tmp_path / "c.pt", tmp_path / "out")
     assert finding["status"] == "inconclusive"
     assert "saved after 5 steps" in finding["reason"]
-    assert "a checkpoint after the first step" in finding["reason"]
+    assert "a checkpoint saved after the first step" in finding["reason"]

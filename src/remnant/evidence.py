@@ -37,7 +37,8 @@ def one_gradient(target: Target) -> Evidence:
 
 def summed_gradients(target: Target) -> Evidence:
     """What an optimizer kept: gradients of several steps, added up, between the initial weights and
-    the released ones."""
+    the released ones. With the sign of a step, down the gradients, as a change of weights has it:
+    labels are read off that sign."""
     once, initial = one_gradient(target), target.knowledge.initial
     if initial is None:
         raise InputError("summed gradients: expected initial weights, got none; give --initial")
@@ -48,6 +49,7 @@ def summed_gradients(target: Target) -> Evidence:
     vector, weights = sizes
     return replace(
         once,
+        vector={name: -value for name, value in once.vector.items()},
         start={name: initial[name].detach().double() for name in once.start},
         # Solvers take it for that of the weights; a sum of small gradients is rounded less.
         precision=once.precision * min(1.0, (vector / weights) ** 0.5),

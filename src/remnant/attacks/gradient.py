@@ -233,8 +233,8 @@ class Gradient:
         if count is None and layers.bias and len(recovery.inputs):
             apart = told_apart(first, recovery.inputs)
             blends = int((recovery.passed & ~apart).sum())
-            reason = recovery.reason + (f"; {blends} of them {BLENDS}" if blends else "")
-            recovery = replace(recovery, passed=recovery.passed & apart, reason=reason)
+            doubt = f"; {blends} of them {BLENDS}" if blends else ""
+            recovery = replace(recovery, passed=recovery.passed & apart, doubt=doubt)
         return recovery
 
     def one_smooth_layer(
@@ -368,7 +368,7 @@ def conclude(
         error,
         passed,
         recovery.counted,
-        f"{recovery.reason}{{worst}}{more}",
+        f"{recovery.reason}{{worst}}{recovery.doubt}{more}",
         confidence=1 - recovery.residual.clamp(0, 1),
         labels=labels_from(target, residuals, inputs),
         residuals=residuals,

@@ -16,6 +16,7 @@ from torch import nn
 from remnant.attacks.folded import without_norms
 from remnant.attacks.outcome import in_box, nothing, seen, vouched
 from remnant.solvers.batch_norm import read_normed, recover_normed, statistics_of
+from remnant.solvers.dense.dropout import drops
 from remnant.solvers.layers import output_residuals
 from remnant.training.batch_gradient import batch_gradient
 from remnant.types import Candidates, Evidence, Stated, Status, Target
@@ -27,6 +28,10 @@ STATISTICS = (
 UNPLACED = (
     "what they differ by is exact; how all of them are shifted is not, since a first layer with "
     "fewer neurons than inputs does not tell it"
+)
+DROPPED = (
+    "the network has dropout too, which is not solved beside batch norm in training mode; if it "
+    "was off, give a --model whose dropout has p = 0"
 )
 
 
@@ -58,6 +63,7 @@ def recover_through_norm(
         return nothing(target, Status.INCONCLUSIVE, found)
     basics = seen(found.spectrum, found.counted)
     reason = f"{found.found} of {found.counted} records found"
+    reason += f"; {DROPPED}" if drops(target.model) and not found.complete else ""
     if not len(found.inputs):
         return nothing(target, Status.INCONCLUSIVE, reason, **basics)
     inputs = found.inputs.reshape(-1, *target.input_shape)

@@ -80,8 +80,8 @@ ABOUT = About(
     needs=("weights", "recipe"),
     takes=(*HELD, "initial", "known", "labels"),
     missing="recipe",
-    stronger="give --recipe, how it was trained, and --initial for the adversary who knows all "
-    "else",
+    stronger="give --recipe, how it was trained, beside --initial, for the adversary who knows "
+    "all else",
     shadows=True,
     leave_one=LeaveOne(most=3, target=all_but_one, last_alone=drawn_by_position),
     spaces={

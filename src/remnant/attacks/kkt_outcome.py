@@ -124,8 +124,8 @@ def outcome(
         words = f"agreement is unreliable for free duals (regression losses): {words}"
     elif starts > 1 and missing:
         words = (
-            f"all candidates fall together in {missing} fewer than there are records, so that they "
-            f"may be mixtures, on which starts agree as well: {words}"
+            f"with those alike taken as one there are {missing} candidates fewer than records: "
+            f"they may be mixtures of records, on which starts agree as well; {words}"
         )
     elif starts > 1 and agreed and outputs == 1 and not sure:
         words += (

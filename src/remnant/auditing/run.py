@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from math import floor
 from typing import Any, cast
 
 from remnant.attacks import Attack
@@ -189,7 +190,7 @@ def _attack(
     reason = ""
     if left is not None and row["seconds"] > left and not (alone and left > 0):
         reason = f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s "
-        reason += f"and {max(left, 0):.0f} s are left"
+        reason += f"and {floor(max(left, 0))} s are left"
     else:
         try:
             with at_most(left):

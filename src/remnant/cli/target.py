@@ -326,5 +326,6 @@ def read_numbers(flag: str, text: str, shape: tuple[int, ...]) -> Tensor:
     if not bool(numbers.isfinite().all()):
         raise InputError(expected(flag, "numbers such as 0.5 or 0.5,0.5,0.5", repr(text)))
     if len(numbers) not in (1, shape[0]):
-        raise InputError(expected(flag, f"1 or {shape[0]} numbers", len(numbers)))
+        wanted = "1 number" if shape[0] == 1 else f"1 or {shape[0]} numbers"
+        raise InputError(expected(flag, wanted, len(numbers)))
     return numbers[0] if len(numbers) == 1 else numbers.reshape(-1, *[1] * (len(shape) - 1))

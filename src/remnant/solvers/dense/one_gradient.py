@@ -92,6 +92,7 @@ class BatchRecovery:
     resimulation: Resimulation | None
     error: Tensor  # k: the squared error to expect (L2, in the model's scale)
     reason: str  # in a sentence
+    doubt: str = ""  # goes after the reason and its error
 
 
 def recover_batch(
