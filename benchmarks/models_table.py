@@ -159,7 +159,7 @@ def verdict(row: Row) -> str:
 
 def estimates(row: Row) -> str:
     """CPU seconds that preflight said, with the control where one was played, and those taken; "to"
-    what it said of a search that finds nothing, where nothing was found."""
+    what it said of a search that finds nothing."""
     words = []
     for attack in row.get("told", {}).get("attacks", ()):
         name = attack["attack"]
@@ -168,7 +168,7 @@ def estimates(row: Row) -> str:
         cost = row["said"][name]
         more = cost["control"] if attack["control"] else 0
         said = f"{cost['seconds'] + more:.2g}"
-        if cost["at_most"] and attack["verdict"] != "exposed":
+        if cost["at_most"]:
             said += f" to {cost['at_most'] + more:.2g}"
         took = f"{row['took'][name]:.2g}" + ("" if attack["finding"] else " until stopped")
         words.append(f"{name}: {said} said, {took}")

@@ -165,10 +165,13 @@ def resnet(folder: Path) -> Fields:
 
 
 def frozen_resnet(folder: Path, trained: Sequence[str] = ("fc",)) -> Fields:
-    """Ten steps of SGD on some of its parts, with batch norm in evaluation mode."""
-    x, y = digits(folder, 8)
+    """Trained on other digits, then with a new head ten steps of SGD on some of its parts, with
+    batch norm in evaluation mode."""
+    others, classes = digits(folder, 600)
     model = net(folder, "ResNet")
-    model(torch.rand(64, 1, 28, 28))
+    fit(model, sgd(model, 0.1, momentum=0.9), others[100:], classes[100:], 4, 32)
+    model.fc.reset_parameters()
+    x, y = digits(folder, 4, 96)
     free = [p for part in trained for p in model.get_submodule(part).parameters()]
     optimizer = torch.optim.SGD(free, lr=0.05)
 
@@ -206,8 +209,7 @@ def logistic(folder: Path) -> Fields:
     from remnant.models.linear_estimators import from_estimator, save_linear
 
     x, y = datasets.load_digits(return_X_y=True)
-    rows = np.random.default_rng(0).permutation(np.flatnonzero(y < 2))
-    x, y = kept(folder, x[rows], y[rows], 100)
+    x, y = kept(folder, x[y < 2], y[y < 2], 100)
     save_linear(folder / "model.json", from_estimator(LogisticRegression().fit(x, y)))
     return {"weights": "model.json"}
 
@@ -230,8 +232,7 @@ def sklearn_mlp(folder: Path) -> Fields:
     from sklearn.neural_network import MLPClassifier
 
     x, y = datasets.load_digits(return_X_y=True)
-    rows = np.random.default_rng(0).permutation(len(x))
-    x, y = kept(folder, (x[rows] / 16).astype(np.float32), y[rows], 200, 500)
+    x, y = kept(folder, (x / 16).astype(np.float32), y, 200, 500)
     model = MLPClassifier((100,), max_iter=200, random_state=0).fit(x, y)
     state = {}
     for i, (weight, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):

@@ -190,11 +190,14 @@ class NTK:
 
     def cost(self, scene: Scene) -> Cost:
         """Where records are told, approximate candidates follow a search that proved nothing."""
-        recipe = twin_recipe(scene.loss)
-        twin = training_seconds(scene, recipe, recipe.steps // 4)  # it mostly fits long before
+        recipe, held = twin_recipe(scene.loss), scene.target.knowledge
+        model, shape = folded_model(scene.target.model), scene.target.input_shape
+        tuned = tuned_head(model, shape, held.initial or {}, scene.target.weights)
+        steps = 10 if tuned else recipe.steps // 4  # it mostly fits long before
+        twin = training_seconds(scene, recipe, steps)
         cost = graph_cost(scene, 2.5e4, reflections(2 * self.patience))
-        count, shape = scene.target.knowledge.records, scene.target.input_shape
-        if has_head(folded_model(scene.target.model), shape):  # images from features
+        count = held.records
+        if tuned or has_head(model, shape):  # images from features
             images = FRONT.evaluations * pass_seconds(scene, scene.records)
             return replace(cost, seconds=cost.seconds + images, most=None, twin=twin)
         rough = 0.0

@@ -26,7 +26,7 @@ def preflight(
 ) -> list[dict[str, Any]]:
     """One row per adversary (JSON values): attack, title, applies, why, megabytes, stronger; CPU
     seconds of the attack (`at_most`: where it finds nothing), and of its control."""
-    rows = []
+    case, rows = told(case), []
     for name in chosen(attacks):
         attack = make_attack(name, (settings or {}).get(name, {}))
         about, leave = attack.about, attack.about.leave_one
@@ -51,6 +51,14 @@ def preflight(
             }
         )
     return rows
+
+
+def told(case: Case) -> Case:
+    """The case whose adversary knows the loss, and how many records there are unless the user says
+    it: hardly a secret, and attacks that need them would otherwise prove nothing."""
+    held = case.target.knowledge
+    known = replace(held, records=held.records or len(case.truth), loss=held.loss or case.loss)
+    return replace(case, target=replace(case.target, knowledge=known))
 
 
 def _would_help(attack: Attack, case: Case) -> bool:

@@ -18,7 +18,7 @@ from remnant.auditing.case import Case
 from remnant.auditing.fitting import fit_of_records
 from remnant.auditing.membership import membership
 from remnant.auditing.playing import OutOfTimeError, Plan, Stage, at_most, play
-from remnant.auditing.preflight import preflight
+from remnant.auditing.preflight import preflight, told
 from remnant.auditing.preparation import (
     Prepared,
     explains_better,
@@ -54,11 +54,7 @@ from remnant.types import Candidates, Examples, Finding
 def run_audit(case: Case, plan: Plan, run: Run) -> Audit:
     """The whole audit, attack by attack, with its bundle and page; returns what it wrote as
     finding.json."""
-    held = case.target.knowledge
-    # The adversary is told the loss, and how many records there are unless the user says it: hardly
-    # a secret, and attacks that need them would otherwise prove nothing.
-    told = replace(held, records=held.records or len(case.truth), loss=held.loss or case.loss)
-    case = replace(case, target=replace(case.target, knowledge=told))
+    case = told(case)
     rows = preflight(case, attacks=plan.attacks, settings=plan.settings, targets=plan.targets)
     # The tests that share the chance of error: each attack, and reading the weights.
     among = 1 + sum(row["applies"] for row in rows)

@@ -95,8 +95,11 @@ def recover_output_run(
     if not count and not spectrum.clear:
         return "no gap among the singular values of the output layer's change; give --records"
     level = precision * float(weight.abs().max()) * math.sqrt(change.numel())
-    if not 0 < n < len(weight) or values[n - 1] <= level:
+    if not 0 < n < len(weight):
         return f"{n} records need more than {n} outputs, and there are {len(weight)}"
+    if values[n - 1] <= level:
+        seen = int((values[:n] > level).sum())
+        return f"of {n} records only {seen} stand out above the rounding of the stored weights"
     # A class that no record has loses 1 / c of each step's rate, while the model is undecided.
     time = -len(weight) * float(change[:, -1].min())
     if not time > 0:
