@@ -136,7 +136,8 @@ def pose(
     if basis is None:
         sizes = torch.ones(math.prod(input_shape), dtype=torch.float64)
     else:
-        sizes = expected_sizes(basis, input_shape, public, box, tolerances)
+        bounded = box if rows else None  # without a row space it finds a little less: docs/research
+        sizes = expected_sizes(basis, input_shape, public, bounded, tolerances)
     return Problem(
         terms=tuple(terms),
         input_shape=input_shape,
