@@ -82,6 +82,7 @@ CASES = {
     "gradient of them": (lambda: gradient_target(), "exposed"),
     "gradient, rounded": (lambda: gradient_target(change=lambda g: g.half().float()), "exposed"),
     "trained on others": (lambda: trained(on=OTHERS), "inconclusive"),
+    "gradient of some of them": (lambda: gradient_target(SIDES.train.take(range(6))), "exposed"),
     "gradient of others": (lambda: gradient_target(OTHERS), "inconclusive"),
     "mirrored": (lambda: trained(on=MIRRORED), "exposed"),
     "gradient, rotated": (lambda: gradient_target(ROTATED), "exposed"),

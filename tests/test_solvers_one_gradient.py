@@ -317,9 +317,18 @@ def test_residuals_are_shares_of_what_the_gradients_are(activation):
 
 def test_a_wrong_count_is_never_called_complete():
     _, held = leaked(10, (64, 64), nn.ReLU())
-    for count in (9, 11):
-        got = recover(held, count=count, search=Search(iterations=200, patience=1))
-        assert not got.complete
+    got = recover(held, count=9, search=Search(iterations=200, patience=1))
+    assert not got.complete
+
+
+def test_fewer_records_than_told_are_counted_as_they_are():
+    """An audit tells how many were trained on, and the batch is a part of them."""
+    x, held = leaked(10, (64, 64), nn.ReLU())
+    for count in (11, 60):  # of 60 a layer of 64 could not tell any
+        got = recover(held, count=count)
+        assert got.complete
+        assert got.counted == len(got.inputs) == 10
+        assert float(torch.cdist(got.inputs, x.double()).min(1).values.max()) < 1e-4
 
 
 def test_without_a_first_bias_the_next_bias_sets_the_scale():

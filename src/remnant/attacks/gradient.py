@@ -230,12 +230,15 @@ class Gradient:
                 return dropped
         search = Search(starts=self.walkers, iterations=ITERATIONS, patience=self.patience)
         recovery = recover_batch(layers, count=count, search=search, generator=generator)
-        if count is None and layers.bias and len(recovery.inputs):
+        if count == recovery.counted:
+            return recovery
+        doubt = "" if count is None else f"; the gradient holds {recovery.counted} of {count} told"
+        apart = torch.ones_like(recovery.passed)
+        if layers.bias and len(recovery.inputs):
             apart = told_apart(first, recovery.inputs)
-            blends = int((recovery.passed & ~apart).sum())
-            doubt = f"; {blends} of them {BLENDS}" if blends else ""
-            recovery = replace(recovery, passed=recovery.passed & apart, doubt=doubt)
-        return recovery
+        blends = int((recovery.passed & ~apart).sum())
+        doubt += f"; {blends} of them {BLENDS}" if blends else ""
+        return replace(recovery, passed=recovery.passed & apart, doubt=doubt)
 
     def one_smooth_layer(
         self, target: Target, evidence: Evidence, deep: Deep, generator: torch.Generator

@@ -17,7 +17,7 @@ W x + b = mean, where the layer has as many neurons as inputs; else nothing held
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -176,7 +176,7 @@ def recover_normed(
     settings = settings or Tolerances()
     parts = torch.linalg.svd(layers.gradient, full_matrices=False)
     spectrum = count_records(parts.S, layers.gradient, precision)
-    n = count or spectrum.count + 1
+    n = replace(spectrum, count=spectrum.count + 1).counted(count)
     w, d = layers.weight.shape
     v = len(layers.next_weight)
     if not spectrum.clear and count is None:

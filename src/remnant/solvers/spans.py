@@ -76,6 +76,13 @@ class Spectrum:
     gap: float
     clear: bool  # the gap is wide and ends at the level of rounding
 
+    def counted(self, told: int | None) -> int:
+        """The number of records: as told, unless fewer are clearly seen. An audit tells how many
+        were trained on, and a gradient's batch may be a part of them."""
+        if told is None or (self.clear and self.count < told):
+            return self.count
+        return told
+
 
 def rounding_level(weights: Tensor, precision: float) -> float:
     """The largest singular value that rounding `weights` (w x d) once would leave, roughly."""

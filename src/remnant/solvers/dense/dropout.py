@@ -95,7 +95,7 @@ def recover_dropped(
     settings = settings or Tolerances()
     _, values, right = torch.linalg.svd(layers.first_gradient, full_matrices=False)
     spectrum = count_in_noise(values, layers.first_gradient, layers.precision)
-    n = count or spectrum.count
+    n = spectrum.counted(count)
     if layers.last or not layers.bias or n > len(layers.next_weight) or 2 * n >= layers.width:
         return None
     columns = layers.first @ right[:n].T

@@ -108,7 +108,7 @@ def recover_batch(
     parts = decompose(layers.first_gradient)
     gradient = layers.first_gradient
     spectrum = count_in_noise(parts.values, gradient, layers.precision)
-    counted = count or spectrum.count
+    counted = spectrum.counted(count)
     if counted > 1:
         obstacle = undetermined(layers, counted)
         if obstacle:
