@@ -37,12 +37,15 @@ def silent_neurons(margin: Tensor, count: int) -> Tensor:
     return (margin <= least.clamp(min=0)).double()
 
 
-def null_vectors(left: Tensor, z: Tensor, silent: Tensor, widths: Sequence[float]) -> Tensor:
+def null_vectors(
+    left: Tensor, z: Tensor, silent: Tensor, widths: Sequence[float | Tensor]
+) -> Tensor:
     """Duals near z that are small on nearly all `silent` neurons (k x w of 0 and 1).
 
     Iteratively reweighted least squares of the penalty log(a^2 + width^2), a = left z, one step for
-    each width. Neurons wrongly taken for silent (on in mid-training only, or of the wrong sign near
-    0) drop out instead of bending the answer. In single precision; `fit_to_zeros` is exact.
+    each width (a number, or one for each neuron). Neurons wrongly taken for silent (on in
+    mid-training only, or of the wrong sign near 0) drop out instead of bending the answer. In
+    single precision; `fit_to_zeros` is exact.
     """
     chunk = 128 if left.shape[1] > TOLERANCES.dense else 8  # rows of products, or Gram matrices
     single, found = left.float(), []

@@ -153,7 +153,7 @@ def fit_duals(problem: Problem, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Duals (k x n) near z that vanish where the points y (k x n) are silent, fitted to their own
     zeros; and whether those determine each (k)."""
     silent = silent_neurons(problem.margin(y), problem.count)
-    widths = [width for width in TOLERANCES.widths[:-2] for _ in range(2)]
+    widths = [width for width in TOLERANCES.widths[:-4] for _ in range(2)]
     z = fit_to_zeros(problem, null_vectors(problem.span.left, z, silent, widths))
     return z, determined(problem, z, problem.not_firing(y))
 
@@ -166,11 +166,12 @@ def fit_duals_closely(
     zeros that fine refits do, and no small entry that is no zero bends them; others take all."""
     silent, where = silent_neurons(problem.margin(y), problem.count), problem.not_firing(y)
     rows = torch.cat([problem.span.left, math.sqrt(problem.count) * normals])
+    held = torch.zeros(len(rows), dtype=rows.dtype)
+    held[len(problem.span.left) :] = TOLERANCES.widths[0]  # points are not exact, nor are normals
     zeros = torch.cat([silent, torch.ones(len(y), len(normals), dtype=silent.dtype)], dim=1)
-    wide = [width for width in TOLERANCES.widths[:4] for _ in range(2)]
-    narrow = [max(width, problem.zero) for width in TOLERANCES.widths[3:] for _ in range(3)]
-    near = null_vectors(rows, z, zeros, wide)
-    near = null_vectors(problem.span.left, near, silent, narrow)
+    widths = [max(width, problem.zero) for width in TOLERANCES.widths]
+    near = null_vectors(rows, z, zeros, [held.clamp(min=w) for w in widths[:-4] for _ in range(2)])
+    near = null_vectors(problem.span.left, near, silent, [w for w in widths[-5:] for _ in range(3)])
     z = fit_to_zeros(problem, near, TOLERANCES.refits[2:])
     left = ~determined(problem, z, where)
     z[left] = fit_to_zeros(problem, near[left])

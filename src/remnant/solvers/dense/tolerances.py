@@ -75,10 +75,10 @@ class Tolerances:
     # Duals between two checkpoints
     same_dual: float = 0.995
     """Duals with a larger cosine are one record's. Similar records of one class reach 0.96."""
-    widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+    widths: tuple[float, ...] = (0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001, 5e-4, 2e-4)
     """Of the penalty that makes duals sparse. Wide ones forgive neurons wrongly taken for silent,
-    narrow ones leave out small entries that are no zeros. The last two are taken only where a dual
-    begins from its point alone."""
+    narrow ones leave out small entries that are no zeros. The last four are taken only where a
+    dual begins from its point alone."""
     refits: tuple[float, ...] = (5e-3, 2e-3, 5e-4, 1e-4)
     """Entries below are zeros in one refit of a dual after the other. Coarse ones bear a rough
     dual, fine ones leave out small entries that are no zeros."""
