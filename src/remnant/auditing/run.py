@@ -186,14 +186,14 @@ def _attack(
     reason = ""
     if left is not None and row["seconds"] > left and not (alone and left > 0):
         reason = f"left out by the budget of {plan.budget:g} s: it takes some {row['seconds']:g} s "
-        reason += f"and {floor(max(left, 0))} s are left"
+        reason += f"and {floor(max(left, 0))} s are left; give a larger --budget"
     else:
         try:
             with at_most(left):
                 seen, finding, control, whole = _tried(stage, name, attack)
         except OutOfTimeError:
             reason = f"stopped by the budget of {plan.budget:g} s, of which it had the last "
-            reason += f"{left:.0f} s"
+            reason += f"{left:.0f} s; give a larger --budget"
     if reason:
         return replace(blank, verdict=Verdict.INCONCLUSIVE, reason=reason), None, stage
     case = seen.case
