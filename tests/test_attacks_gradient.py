@@ -71,6 +71,16 @@ def test_a_batch_comes_back_whole(model, count):
     assert found.figures["unexplained"] < 1e-4
 
 
+def test_a_smooth_layers_batch_is_counted_though_more_records_are_told():
+    """An audit tells how many were trained on, and the batch is a part of them."""
+    target, truth, _ = digits_target("mlp:64-300-10:tanh", 4, records=34)
+    found = Gradient()(target, generator=seeded())
+    assert found.status is Status.COMPLETE, found.reason
+    assert found.stated.counted == found.stated.certified == 4
+    assert "the gradient holds 4 of 34 told" in found.reason
+    assert float(nearest(truth, found)[0].max()) < 1e-6
+
+
 def test_the_residuals_are_those_of_the_loss():
     target, truth, labels = digits_target("mlp:64-128-128-10", 6)
     found = Gradient()(target, generator=seeded())

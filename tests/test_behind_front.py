@@ -44,6 +44,18 @@ def test_a_lone_output_layer_gives_the_features_and_labels(count):
     near = torch.cdist(h, found.inputs).min(1)
     assert float(near.values.max()) < 1e-4
     assert found.labels[near.indices].tolist() == labels.tolist()
+    told = recover_output(*given, precision=1.2e-7, generator=seeded(), count=34)
+    assert told.exact
+    assert len(told.inputs) == count  # an audit tells all that were trained on
+
+
+def test_a_full_output_layer_does_not_say_how_many_records_it_saw():
+    layer, h = nn.Linear(24, 10).double(), torch.rand(34, 24, generator=seeded(1)).double()
+    nn.functional.cross_entropy(layer(h), torch.arange(34) % 10).backward()
+    whole = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], dim=1).float().double()
+    given = layer.weight.detach(), layer.bias.detach(), whole
+    found = recover_output(*given, precision=1.2e-7, generator=seeded(), count=34)
+    assert found == "34 records need more than 34 outputs, and there are 10"
 
 
 def test_a_gradient_of_another_loss_is_not_called_exact():

@@ -246,7 +246,8 @@ class Gradient:
         """One hidden layer with a smooth activation: all records or none are certified, since one
         that is held loosely moves others."""
         network, gradient, precision = deep.network, deep.gradient, evidence.precision
-        count = target.knowledge.records or smooth_count(gradient, precision)
+        told = target.knowledge.records
+        count = smooth_count(gradient, precision, told)
         if count is None:
             reason = "no gap among the singular values of the gradient tells the number of records"
             return nothing(target, Status.INCONCLUSIVE, f"{reason}; give --records")
@@ -265,9 +266,13 @@ class Gradient:
         inputs, error = deep.to_inputs(found.inputs), (found.error / deep.scale).square()
         sure = found.certified and found.sign_known
         sure &= bool((error < TOLERANCES.sure * spread_of(inputs)).all())
-        words = f"the equations hold to {found.misfit:.1e}"
+        words = f"{{sure}} of {count} records found and certified without the truth"
+        words += f": the equations hold to {found.misfit:.1e}"
         if not found.sign_known:
             words += "; x and -x explain the gradient alike, give --bounds to tell them apart"
+        words += "{worst}"
+        if told not in (None, count):
+            words += f"; the gradient holds {count} of {told} told"
         figures = {"unexplained": found.misfit, "sign_known": found.sign_known}
         return vouched(
             target,
@@ -275,7 +280,7 @@ class Gradient:
             error,
             torch.full((count,), sure),
             count,
-            f"{{sure}} of {count} records found and certified without the truth: {words}{{worst}}",
+            words,
             labels=labels_from(target, found.residuals, inputs) if sure else None,
             residuals=found.residuals,
             figures=figures | {"found": count},

@@ -61,7 +61,9 @@ def recover_output(
     settings = settings or Tolerances()
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     spectrum = count_records(values, gradient, precision)
-    n = count or spectrum.count
+    # Signals of all classes sum to 0: a rank of c - 1 says that it is full, not how many.
+    full = spectrum.count >= len(weight) - 1
+    n = count if count and (full or labels is not None) else spectrum.counted(count)
     if not count and not spectrum.clear:
         return "no gap among the singular values of the output layer's gradient; give --records"
     if not 0 < n < len(weight) or values[n - 1] <= precision * values[0]:

@@ -98,11 +98,14 @@ def recover_span(
     )
 
 
-def smooth_count(gradient: BatchGradient, precision: float) -> int | None:
-    """The number of records from the gap, None without one; dead inputs may be all that is seen."""
+def smooth_count(gradient: BatchGradient, precision: float, told: int | None = None) -> int | None:
+    """The number of records, as told unless fewer are clearly seen; if none is told from the gap,
+    and None without one; dead inputs may be all that is seen."""
     assert gradient.weights is not None
     layer = affine(gradient.weights, gradient.bias)
     spectrum = count_records(torch.linalg.svdvals(layer), layer, precision)
+    if told is not None:
+        return spectrum.counted(told)
     return spectrum.count if spectrum.gap > TOLERANCES.smallest_gap else None
 
 
