@@ -107,6 +107,9 @@ def test_a_batch_too_large_for_the_width_is_inconclusive():
     assert found.status is Status.INCONCLUSIVE
     assert "30 records" in found.reason
     assert len(found) == 0
+    full = Gradient()(digits_target("mlp:64-48-48-10", 60)[0], generator=seeded())
+    assert "or more records need a layer wider than" in full.reason
+    assert full.stated.counted is None
 
 
 def test_noise_never_certifies_a_wrong_record():

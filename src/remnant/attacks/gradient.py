@@ -352,6 +352,8 @@ def conclude(
     """Candidates in the data's own scale, certified ones first."""
     basics = seen(recovery.spectrum, recovery.counted)
     if not len(recovery.inputs):
+        if not recovery.spectrum.clear:  # there may be more
+            basics["stated"] = Stated(counted=target.knowledge.records)
         return nothing(target, Status.INCONCLUSIVE, recovery.reason, **basics)
     inputs, passed, error, more = undo_convolutions(
         target,

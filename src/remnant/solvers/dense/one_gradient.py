@@ -110,7 +110,7 @@ def recover_batch(
     spectrum = count_in_noise(parts.values, gradient, layers.precision)
     counted = spectrum.counted(count)
     if counted > 1:
-        obstacle = undetermined(layers, counted)
+        obstacle = undetermined(layers, counted, known=spectrum.clear or count is not None)
         if obstacle:
             return nothing(layers, spectrum, counted, obstacle)
     # Where columns differ in size, rounding is that of the largest.
@@ -245,12 +245,13 @@ def leak_of(activation: nn.Module) -> float | None:
     return None
 
 
-def undetermined(layers: Layers, count: int) -> str:
-    """Why so many records cannot be told apart, or nothing."""
+def undetermined(layers: Layers, count: int, *, known: bool) -> str:
+    """Why so many records cannot be told apart, or nothing. known: False = there may be more."""
     width, columns = layers.first.shape
+    records = f"{count} records" if known else f"{count} or more records"
     outputs = len(layers.next_weight)
     if count >= min(width, columns):
-        return f"{count} records fill the first layer ({width} x {columns}): no span to search in"
+        return f"{records} fill the first layer ({width} x {columns}): no span to search in"
     smooth = leak_of(layers.activation) is None
     if smooth and not layers.bias:
         return "without a bias in the first layer this search settles neither size nor sign"
@@ -259,9 +260,9 @@ def undetermined(layers: Layers, count: int) -> str:
             name = type(layers.activation).__name__
             return f"{name} before the output layer leaves nothing exact to search on"
         if count + outputs >= width:
-            return f"{count} records and {outputs} outputs need a layer wider than {width}"
+            return f"{records} and {outputs} outputs need a layer wider than {width}"
     elif 2 * count >= width:
-        return f"{count} records need a layer wider than {2 * count}, it is {width}"
+        return f"{records} need a layer wider than {2 * count}, it is {width}"
     return ""
 
 
