@@ -76,6 +76,17 @@ def test_a_penalised_intercept_taken_for_a_free_one_is_noticed():
     assert found.stated.certified == 0
 
 
+def test_a_scaler_that_was_not_told_is_the_first_cause_named():
+    x, ys = table()
+    y, scaler = ys["logistic"], StandardScaler().fit(x)
+    fitted = LogisticRegression(**TIGHT).fit(scaler.transform(x), y)
+    target = target_of(fitted, x, y)
+    found = attack(target)
+    assert found.status is Status.INCONCLUSIVE
+    assert "contradicts every label (by 97%): data scaled before the fit (save" in found.reason
+    found_record(attack(target_of(fitted, x, y, scaler=scaler)), x, y)  # and it helps
+
+
 @pytest.mark.parametrize("family", ["linear", "logistic", "poisson", "multinomial"])
 def test_statsmodels(family):
     sm = pytest.importorskip("statsmodels.api")

@@ -359,8 +359,9 @@ def words(found: list[Found], passed: Tensor, trusted: float, checked: bool) -> 
         return f"{certified} records explain the coefficients alike, one of them was trained on"
     if best.misfit > TOLERANCES.label_room:
         return (
-            f"the residual contradicts every label (by {best.misfit:.0%}): not these records, "
-            "another penalty, or a solver that stopped early"
+            f"the residual contradicts every label (by {best.misfit:.0%}): data scaled before the "
+            "fit (save the pipeline, or the scaler's mean and scale with the coefficients), not "
+            "these records, another penalty, or a solver that stopped early"
         )
     if best.error == float("inf"):
         return "nothing says how far the solver converged; give its tolerance, 0 for a direct one"
