@@ -133,6 +133,20 @@ def test_bad_input_is_one_line(folder, capsys, change, said):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--budget", "10q", "--budget: expected a time such as 90s"),
+        ("--attacks", "nkt", "--attacks: expected one of ntk, gradient"),
+        ("--shape", "foo", "--shape: expected a valid integer, got 'foo'"),
+    ],
+)
+def test_a_bad_flag_beside_a_file_is_named_as_the_flag(folder, capsys, flag, value, said):
+    given = ["audit", str(folder / "audit.yaml"), flag, value, "--out", str(folder / "out")]
+    assert main(given) == 2
+    assert capsys.readouterr().err.startswith(f"remnant: {said}")
+
+
 WRAPPER = """
 from torch import nn
 class Net(nn.Module):

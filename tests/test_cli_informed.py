@@ -77,8 +77,8 @@ def test_a_bad_recipe_is_one_line(folder, capsys, text, said):
     [
         ("44", 10, "--labels: expected classes 0 to 9, got 44"),
         ("2", 1, "--labels: expected classes 0 to 1, got 2"),
-        ("-1", 10, "--labels.0: expected at least 0, got '-1'"),
-        ("1e30", 10, "--labels.0: expected a valid integer, got '1e30'"),
+        ("-1", 10, "--labels: expected at least 0, got '-1'"),
+        ("1e30", 10, "--labels: expected a valid integer, got '1e30'"),
     ],
 )
 def test_a_label_that_is_no_class_of_the_model_is_one_line(folder, capsys, labels, outputs, said):

@@ -83,8 +83,8 @@ def read(arguments: argparse.Namespace) -> AuditSpec:
     values: dict[str, Any] = {}
     if arguments.spec is not None:
         values = read_spec(arguments.spec).model_dump(exclude_unset=True)
-    values |= given(arguments, AuditSpec.model_fields)
-    return check_spec(values, str(arguments.spec or "audit"))
+    flags = given(arguments, AuditSpec.model_fields)
+    return check_spec(values | flags, str(arguments.spec or "audit"), flags)
 
 
 def show(result: Audit, stored: Run) -> None:

@@ -8,7 +8,7 @@ Nothing here imports torch before a value is checked, so that `--help` is quick.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -281,22 +281,36 @@ Spec = TypeVar("Spec", bound=BaseModel)
 UNKNOWN = "extra_forbidden"  # as pydantic says of a key that there is none of
 
 
-def check_spec(values: Mapping[str, Any], where: str) -> AuditSpec:
-    """A valid spec of an audit, or one error that names every fault."""
+def check_spec(values: Mapping[str, Any], where: str, flags: Collection[str] = ()) -> AuditSpec:
+    """A valid spec of an audit, or one error that names every fault. flags: as of `checked`."""
     from remnant.attacks.made import make_attack
 
-    spec = checked(AuditSpec, values, f"{where}: ")
+    spec = checked(AuditSpec, values, f"{where}: ", flags)
     for name, settings in spec.settings.items():
         make_attack(name, settings)  # before anything is read or written
     return spec
 
 
-def checked(kind: type[Spec], values: Mapping[str, Any], where: str = "--") -> Spec:
-    """The values as a spec, or one error that names every fault after `where`."""
+def checked(
+    kind: type[Spec],
+    values: Mapping[str, Any],
+    where: str = "",
+    flags: Collection[str] | None = None,
+) -> Spec:
+    """The values as a spec, or one error that names every fault: of flags first, then after `where`
+    the others'. flags: the fields that flags gave; None = all of them."""
+
+    def flag_of(place: tuple[int | str, ...]) -> str:
+        name = str(place[0]) if place else ""
+        told = bool(name) and (flags is None or name in flags)
+        return f"--{name.replace('_', '-')}" if told else ""
+
     try:
         return kind(**values)
     except ValidationError as error:
-        faults = [fault_line(fault) for fault in error.errors() if fault["type"] != UNKNOWN]
+        named = [(flag_of(f["loc"]), f) for f in error.errors() if f["type"] != UNKNOWN]
+        wrong = [fault_line(fault, flag) for flag, fault in named if flag]
+        faults = [fault_line(fault) for flag, fault in named if not flag]
         unknown = [fault["loc"] for fault in error.errors() if fault["type"] == UNKNOWN]
         for depth, fields in ((1, kind.model_fields), (2, Privacy.model_fields)):
             keys = [".".join(map(str, loc)) for loc in unknown if len(loc) == depth]
@@ -305,7 +319,8 @@ def checked(kind: type[Spec], values: Mapping[str, Any], where: str = "--") -> S
                 hint = did_you_mean(keys[0].rpartition(".")[2], fields)
                 wanted = f"one of {', '.join(fields)}"
                 faults.append(expected(", ".join(keys), wanted, got, hint))
-        raise InputError(f"{where}{'; '.join(faults)}") from None
+        faults[:1] = [f"{where}{fault}" for fault in faults[:1]]
+        raise InputError("; ".join(wrong + faults)) from None
     except TypeError:  # a key that is not text
         raise InputError(expected(where, "names as keys", "something else")) from None
 
