@@ -178,7 +178,7 @@ def test_every_flag_of_a_reconstruction_is_in_its_spec():
         "weights", "initial", "gradient", "known", "recipe", "public", "mean", "std",
         "coefficients", "tokenizer",
     }  # fmt: skip
-    decided = {*DECIDE, *hashed, "shape", "bounds", "seed"}
+    decided = {*DECIDE, *hashed, "shape", "bounds", "seed", "device"}
     # Data is hashed wherever it was found, and fleets are the same wherever they are trained.
     nothing = {"help", "data_dir", "jobs", "on", "fleets", "out", "quiet", "json", "threads"}
     verbs = parser()._subparsers._group_actions[0].choices
