@@ -333,6 +333,10 @@ def test_reconstruct_gradient_runs_on_a_captured_step(tmp_path, capsys):
     assert found["labels"][distance.argmin(1)].equal(labels)
     assert main([*command[:-1], str(tmp_path / "m"), "--preset", "matching"]) == Exit.NOT_APPLICABLE
     assert "--records and --loss" in capsys.readouterr().out
+    assert main(["report", str(out)]) == 2
+    assert "expected an audit, got a run of reconstruct gradient" in capsys.readouterr().err
+    assert main(["reconstruct", "gradient", *given[:2], "--gradient", str(sent)]) == 2
+    assert "expected a gradient, got the released weights again" in capsys.readouterr().err
     wrong = ["--gradient", str(sent.with_name("none.safetensors"))]
     assert main(["reconstruct", "gradient", *given[:2], *wrong]) == 2
     assert "none.safetensors" in capsys.readouterr().err

@@ -25,7 +25,14 @@ def run(arguments: argparse.Namespace) -> Answer:
     from remnant.report.page.files import read_bundle, redact
     from remnant.store import make_private, read_run, take_lock
 
-    if not read_run(arguments.directory).finished:
+    run = read_run(arguments.directory)
+    verb = str(run.spec.get("verb", "audit"))
+    if verb not in ("audit", "demo-page"):
+        inner = arguments.directory / "audit"
+        do = f"give {inner}" if inner.is_dir() else "report draws what remnant audit wrote"
+        got = f"a run of {verb.replace('-', ' ', 1)}"
+        raise StoreError(expected(f"{arguments.directory}", "an audit", got, do))
+    if not run.finished:
         do = "the command that began it goes on with it"
         raise StoreError(expected(f"{arguments.directory}", "a finished audit", "a begun one", do))
     audit, pictures = read_bundle(arguments.directory, images=not arguments.no_images)

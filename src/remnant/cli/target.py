@@ -124,6 +124,10 @@ def read_held(spec: TargetSpec, model: nn.Module) -> dict[str, Any]:
     elif spec.gradient is not None:
         what = f"--gradient {spec.gradient}"
         held["gradient"] = align(model, read(spec.gradient), what=what, some=some)
+        own = dict(model.named_parameters())
+        if all(torch.equal(own[n], g.to(own[n])) for n, g in held["gradient"].items() if n in own):
+            do = "give what remnant.capture or a client's step saved"
+            raise WeightsError(expected(what, "a gradient", "the released weights again", do))
     if spec.initial is not None:
         held["initial"] = align(model, read(spec.initial), what=f"--initial {spec.initial}")
     return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,21 +39,24 @@ class Raw(NamedTuple):
     features: tuple[str, ...] = ()
 
 
-def make_examples(raw: Raw, name: str, budget: Budget) -> Examples:
+def make_examples(raw: Raw, name: str, budget: Budget, path: Path | None = None) -> Examples:
     """Examples of float32 inputs; tables of doubles stay doubles, since attacks on linear models
-    need every digit. budget: arrays are counted as they were read, here what they become."""
-    inputs, n = raw.inputs, len(raw.inputs)
+    need every digit. budget: arrays are counted as they were read, here what they become. path: of
+    the file, by which faults call it; else `name`."""
+    inputs, n, where = raw.inputs, len(raw.inputs), str(path or name)
     if n < 1 or inputs[0].size < 1:
-        raise DataError(expected(f"{name}: records", "at least 1", f"shape {inputs.shape}"))
+        raise DataError(expected(f"{where}: records", "at least 1", f"shape {inputs.shape}"))
     named = 0 if raw.ids else RECORD * n
-    budget.take(name, VALUE * (inputs.size + raw.labels.size) + named)
+    budget.take(where, VALUE * (inputs.size + raw.labels.size) + named)
     values = _values(inputs)
-    if not bool(torch.isfinite(values.float()).all()):  # models are float32
-        got = "NaN or infinity"
-        raise DataError(expected(f"{name}: inputs", "finite float32", got, "clean the data"))
+    wrong = ~torch.isfinite(values.float()).flatten(1).all(1)  # models are float32
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        got = f"NaN or infinity in {int(wrong.sum())} of {n} records, first at index {first}"
+        raise DataError(expected(f"{where}: inputs", "finite float32", got, "clean the data"))
     for given in raw.ids or ():
-        check_id(given, name)
-    labels = _labels(raw.labels, name, _precision(inputs))
+        check_id(given, where)
+    labels = _labels(raw.labels, where, _precision(inputs))
     try:
         return Examples(
             inputs=values,

@@ -66,7 +66,7 @@ def load(source: str | Path, *, data_dir: str | Path | None = None, limit: int =
     read, ending = _format(path)
     name = path.name if path.is_file() else path.resolve().name
     budget = Budget(limit)
-    return make_examples(read(path, budget), name[: len(name) - len(ending)], budget)
+    return make_examples(read(path, budget), name[: len(name) - len(ending)], budget, path)
 
 
 def find(source: str | Path, data_dir: str | Path | None = None) -> Path:
