@@ -230,6 +230,10 @@ def test_no_guess_clears_a_model():
 def test_attacks_share_the_chance_of_error():
     found = proved(above=4, rank_p=0.004)
     assert judge(found, None, attacks=1)[0] is Verdict.EXPOSED
+    more = dataclasses.replace(found, recovered=9)  # as a sweep's row has it
+    said = judge(more, None, attacks=1)[1]
+    assert said.startswith("4 of 10 records came back nearer")
+    assert said.endswith("not certified (9 of 10 by correlation alone)")
     assert judge(found, None, attacks=5)[0] is Verdict.INCONCLUSIVE
     exact = proved(certified=1, claimed=1, chance=0.004)
     assert judge(exact, None, attacks=1)[0] is Verdict.EXPOSED

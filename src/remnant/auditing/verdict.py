@@ -60,9 +60,12 @@ def judge(
     if certain(finding, attacks):
         return Verdict.EXPOSED, f"{proof.claimed} of {n} records {tried}recovered{_how(proof)}"
     if likely(finding, attacks):
+        alone = finding.recovered not in (None, proof.above)
+        other = f" ({finding.recovered} of {n} by correlation alone)" if alone else ""
         return Verdict.EXPOSED, (
             f"{proof.above} of {n} records came back nearer than any of {proof.strangers} "
             f"strangers (p = {proof.rank_p:.1g} that chance did it); likenesses, not certified"
+            f"{other}"
         )
     if finding.status == Status.NOT_APPLICABLE:
         return Verdict.NOT_APPLICABLE, finding.reason
