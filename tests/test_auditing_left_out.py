@@ -136,6 +136,8 @@ def test_who_is_left_out_is_drawn_by_the_seed_or_named():
     assert rows_left_out(case, leave, (case.truth.ids[7],), 0) == [7]
     with pytest.raises(InputError, match="ids of records, got 'nobody'"):
         rows_left_out(case, leave, ("nobody",), 0)
+    with pytest.raises(InputError, match="ids of records, got 'nobody'"):
+        preflight(case, attacks=("kkt",), targets=("nobody",))  # though nobody is left out
 
 
 def test_a_known_record_that_comes_back_for_another_is_not_recovered():

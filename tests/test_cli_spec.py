@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remnant.cli import main
-from remnant.cli.spec import LIMITS, AuditSpec, Privacy, check_spec, read_spec
+from remnant.cli.spec import LIMITS, AuditSpec, Privacy, check_spec, checked, read_spec
 from remnant.errors import InputError
 from remnant.training import PrivateDescent
 from remnant.training.private import privacy
@@ -44,6 +44,11 @@ def test_a_budget_is_a_time(value, wanted):
 def test_scaling_takes_numbers_lists_and_names():
     spec = check_spec(WHOLE | {"mean": [0.1, 0.2], "std": 0.5, "bounds": [0, 1]}, "spec")
     assert (spec.mean, spec.std, spec.bounds) == ("0.1,0.2", "0.5", (0, 1))
+
+
+def test_a_shape_of_more_dimensions_than_records_have_is_refused():
+    with pytest.raises(InputError, match="--shape: expected .* at most 8 items .* not 90"):
+        checked(AuditSpec, {"shape": "x".join("1" * 90)})
 
 
 def test_what_looks_like_a_date_is_a_text(tmp_path):

@@ -124,6 +124,13 @@ def _kept(
     return read_candidates(stage.run, file)  # as a resumed audit has them, to the order of figures
 
 
+def check_targets(case: Case, targets: Targets) -> None:
+    """Records that are named are among those given."""
+    missing = set(targets) - set(case.truth.ids) if isinstance(targets, tuple) else None
+    if missing:
+        raise InputError(expected("targets", "ids of records", repr(min(missing))))
+
+
 def rows_left_out(case: Case, leave: LeaveOne, targets: Targets, seed: int) -> list[int]:
     """Rows of the records that are left out in turn: those named, or as many as asked, by the
     seed; the last alone where no other can be."""
@@ -137,9 +144,7 @@ def rows_left_out(case: Case, leave: LeaveOne, targets: Targets, seed: int) -> l
             )
         return [len(ids) - 1]
     if isinstance(targets, tuple):
-        missing = [name for name in targets if name not in ids]
-        if missing:
-            raise InputError(expected("targets", "ids of records", repr(missing[0])))
+        check_targets(case, targets)
         return [ids.index(name) for name in dict.fromkeys(targets)]
     order = torch.randperm(len(ids), generator=generator_for(seed, "left out"))
     return order[: leave.most if targets is None else targets].tolist()

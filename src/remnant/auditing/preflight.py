@@ -12,7 +12,7 @@ from remnant.attacks import ATTACKS, Attack
 from remnant.attacks.about import Cost
 from remnant.attacks.made import kind_of, make_attack
 from remnant.auditing.case import Case
-from remnant.auditing.playing import Targets, rows_left_out
+from remnant.auditing.playing import Targets, check_targets, rows_left_out
 from remnant.auditing.rules import RULES
 from remnant.training import GradientDescent
 
@@ -26,6 +26,7 @@ def preflight(
 ) -> list[dict[str, Any]]:
     """One row per adversary (JSON values): attack, title, applies, why, megabytes, stronger; CPU
     seconds of the attack (`at_most`: where it finds nothing), and of its control."""
+    check_targets(case, targets)
     case, rows = told(case), []
     for name in chosen(attacks):
         attack = make_attack(name, (settings or {}).get(name, {}))

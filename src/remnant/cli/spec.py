@@ -172,9 +172,9 @@ class TargetSpec(BaseModel):
     bounds: Annotated[tuple[Finite, Finite] | None, parts(","), AfterValidator(rising)] = flag(
         "smallest and largest value of the data, such as 0,1"
     )
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, parts("x")] = flag(
-        "of one record, such as 1x28x28"
-    )
+    shape: Annotated[
+        Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=8)] | None, parts("x")
+    ] = flag("of one record, such as 1x28x28")
     records: Annotated[int, Field(ge=1, le=10**9)] | None = flag("their number, if it is known")
     data_dir: Path | None = flag("where data is looked for (or REMNANT_DATA)")
 
