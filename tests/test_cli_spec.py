@@ -47,7 +47,7 @@ def test_scaling_takes_numbers_lists_and_names():
 
 
 def test_a_shape_of_more_dimensions_than_records_have_is_refused():
-    with pytest.raises(InputError, match="--shape: expected .* at most 8 items .* not 90"):
+    with pytest.raises(InputError, match=r"--shape: expected .* at most 8 items .* not 90"):
         checked(AuditSpec, {"shape": "x".join("1" * 90)})
 
 
