@@ -11,6 +11,7 @@ from remnant.evidence import weight_difference
 from remnant.experiments import fine_tuning as tuning
 from remnant.gradients import weighted_sum
 from remnant.models.residual import freeze_norms, residual
+from remnant.solvers.descent import features
 from remnant.solvers.descent.features import FeatureInversion, invert_by_descent
 from remnant.solvers.descent.paper import objective
 from seeding import seeded
@@ -68,6 +69,12 @@ def test_the_objective_is_zero_at_a_step_through_blocks_and_frozen_norms():
     assert "1.weight" not in goal.vector  # a frozen norm
     assert goal.loss(inputs, duals).item() < 1e-20 * goal.square
     assert goal.loss(inputs.flip(0), duals).item() > 1e-3 * goal.square
+
+
+def test_a_backbone_whose_features_are_pooled_keeps_no_pass():
+    pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    features._misfit(pooled, torch.ones(1, 1, 4, 4), 1e-4)
+    assert not pooled[1]._forward_pre_hooks
 
 
 def test_images_come_back_from_wide_features_before_the_last_relu():

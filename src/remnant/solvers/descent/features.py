@@ -80,11 +80,12 @@ def _misfit(
     """
     last = [module for module in backbone.modules() if isinstance(module, nn.ReLU)][-1:]
     before: list[Tensor] = []
-    if last:
-        last[0].register_forward_pre_hook(lambda _, given: before.append(given[0]))
+    hooks = [m.register_forward_pre_hook(lambda _, given: before.append(given[0])) for m in last]
     with torch.no_grad():
         out = backbone(probe).flatten(1)
     if not before or not torch.equal(before[-1].relu().flatten(1), out):
+        for hook in hooks:  # or what it saw would be kept, pass after pass
+            hook.remove()
         return lambda inputs, wanted: (backbone(inputs).flatten(1) - wanted).square().sum(1)
 
     def misfit(inputs: Tensor, wanted: Tensor) -> Tensor:
