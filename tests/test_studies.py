@@ -376,8 +376,8 @@ def test_flags_that_mean_nothing_are_refused(name, flags, text):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--width", "0"], "--width.0: expected at least 1, got '0'"),
-        (["--init", "0.1,inf"], "--init.1: expected a finite number, got 'inf'"),
+        (["--width", "0"], "--width: expected at least 1, got '0'"),
+        (["--init", "0.1,inf"], "--init: expected a finite number, got 'inf'"),
         (["--seeds", "0"], "--seeds: expected 1 to 1000000, got 0"),
     ],
 )
